@@ -1,0 +1,36 @@
+# The two commands of the README: `make train` and `make test`. Each makes the virtual environment if it is missing.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: train test lint types mutations bench clean
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,gguf]'
+	touch $@
+
+train: $(VENV)/installed  ## install, then train the tiny recipe
+	$(BIN)/sao train tiny
+
+test: lint types  ## everything that must hold before a commit lands
+	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/mutations
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed-dev
+	$(BIN)/mypy
+
+bench: $(VENV)/installed-dev  ## one JSON line per benchmark
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

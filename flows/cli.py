@@ -1,0 +1,206 @@
+"""The command `sao`. Exit codes: 0, 1 (the work failed), 2 (the input was wrong)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from flows.recipes import load_config, recipe_names, recipe_summary
+from infra.ledger import Ledger, LedgerError, UnknownRun
+from infra.ledger.database import ledger_url
+from infra.settings import Settings, SettingsError
+from sao_core.config import ConfigError, TrainConfig, parse_config
+
+app = typer.Typer(
+    help="Train LLM agents with SAO: asynchronous rollouts, durable log-probabilities, Prefect flows, MLflow runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+console = Console()
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe, or a YAML file.")] = "tiny",
+    settings_: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a setting, e.g. policy.lr=1e-4."),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Go on with a run from its newest checkpoint.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and what would start.")
+    ] = False,
+) -> None:
+    """Train an agent, end to end."""
+    from flows.launch import preflight, train_here
+    from infra.training_run import cpu_threads, new_run_id
+
+    places = Settings.from_environment()
+    if resume is not None:
+        if settings_:
+            raise ConfigError(
+                "--set cannot be combined with --resume: a run goes on with the configuration it began with"
+            )
+        config, run_id = parse_config(open_ledger(places).run(resume).config), resume
+    else:
+        config = load_config(recipe, settings_ or ())
+        run_id = new_run_id(config.recipe)
+    preflight(config)
+    if dry_run:
+        console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), markup=False, highlight=False)
+        console.print(plan(config, places, cpu_threads(config)), markup=False, highlight=False)
+        return
+    train_here(config, places, run_id, console)
+
+
+@app.command()
+def recipes(as_json: AsJson = False) -> None:
+    """List the shipped recipes."""
+    summaries = {name: recipe_summary(name) for name in recipe_names()}
+    if as_json:
+        return print_json([{"recipe": name, "summary": summary} for name, summary in summaries.items()])
+    table = Table("recipe", "what it trains")
+    for name, summary in summaries.items():
+        table.add_row(name, summary)
+    return console.print(table)
+
+
+@app.command()
+def runs(as_json: AsJson = False) -> None:
+    """List training runs, newest first."""
+    from flows.views import run_summary
+
+    places = Settings.from_environment()
+    ledger = open_ledger(places)
+    summaries = [run_summary(ledger, places, run) for run in ledger.runs()]
+    if as_json:
+        return print_json(summaries)
+    if not summaries:
+        return console.print("no runs yet; start one with: sao train tiny", markup=False)
+    table = Table("run", "status", "step", "reward", "explained variance", "sampled eval", "greedy eval")
+    for row in summaries:
+        suite = f"eval/{row['environment']}/"
+        names = ("reward/mean", "value/explained_variance", f"{suite}reward_mean", f"{suite}greedy_reward_mean")
+        numbers = (row["metrics"].get(name) for name in names)
+        table.add_row(
+            row["run_id"], row["status"], str(row["step"]), *("–" if n is None else f"{n:.3f}" for n in numbers)
+        )
+    return console.print(table)
+
+
+@app.command()
+def show(run: str, as_json: AsJson = False) -> None:
+    """Configuration, progress, last metrics, where the time goes, and links of a run."""
+    from flows.views import print_run, run_summary
+
+    places = Settings.from_environment()
+    ledger = open_ledger(places)
+    record = ledger.run(run)
+    if as_json:
+        return print_json(run_summary(ledger, places, record) | {"config": dict(record.config)})
+    return print_run(ledger, places, record, console)
+
+
+@app.command()
+def trajectory(trajectory_id: str, as_json: AsJson = False) -> None:
+    """Turns of a trajectory, each action token with its log-probability, advantage and value."""
+    from flows.trajectory_view import print_trajectory, trajectory_json
+
+    places = Settings.from_environment()
+    ledger = open_ledger(places)
+    if as_json:
+        return print_json(trajectory_json(ledger, places, trajectory_id))
+    return print_trajectory(ledger, places, trajectory_id, console)
+
+
+@app.command()
+def export(run: str, folder: Path) -> None:
+    """Write a run's newest checkpoint as a Hugging Face folder: policy, tokenizer, and the critic in `critic/`."""
+    from flows.export import export_run
+
+    places = Settings.from_environment()
+    step = export_run(open_ledger(places), places, run, folder)
+    console.print(f"step {step} of {run} is in {folder}; go on from it with model.path={folder}", markup=False)
+
+
+@app.command()
+def sync(run: str) -> None:
+    """Send to MLflow what could not be sent while the run lasted."""
+    from infra.tracking import Tracker
+
+    places = Settings.from_environment()
+    ledger = open_ledger(places)
+    record = ledger.run(run)
+    if not Tracker.sync(ledger, run, places, parse_config(record.config)):
+        console.print(f"MLflow at {places.tracking_uri} did not take everything; try again later", markup=False)
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """What is installed, what is reachable, what would fail."""
+    from flows.doctor import examine
+
+    checks = examine(Settings.from_environment())
+    if as_json:
+        print_json([check.as_dict() for check in checks])
+    else:
+        table = Table("", "check", "found")
+        for check in checks:
+            table.add_row("[green]ok[/green]" if check.ok else "[red]no[/red]", check.name, check.found)
+        console.print(table)
+    if not all(check.ok for check in checks):
+        raise typer.Exit(1)
+
+
+def plan(config: TrainConfig, places: Settings, threads: tuple[int, int, int]) -> str:
+    """What a run would start, as text."""
+    low, high = 1 - config.algorithm.eps_low, 1 + config.algorithm.eps_high
+    alone, learner, worker = threads
+    ledger = ledger_url(places.database_url).render_as_string(hide_password=True)
+    return (
+        f"would start: 1 learner ({learner} threads, {alone} before the first update), {config.rollout.workers} "
+        f"rollout workers ({worker} threads, {config.rollout.slots} slots each), 1 evaluator\n"
+        f"{config.algorithm.name} keeps ratios in ({low:.2f}, {high:.2f})\n"
+        f"ledger {ledger} · objects {places.object_store} · MLflow {places.tracking_uri} · "
+        f"Prefect {places.prefect_api_url or 'a local server for the lifetime of the command'}"
+    )
+
+
+def open_ledger(places: Settings) -> Ledger:
+    """The ledger of this installation."""
+    return Ledger(places.database_url)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON for programs: no colours, no wrapping."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def main() -> NoReturn:
+    """Entry point: errors in the input are one line on standard error and exit code 2."""
+    try:
+        app()
+    except (ConfigError, SettingsError, UnknownRun) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except LedgerError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Evaluation alone: a model folder on the held-out prompts of an environment, sampled and greedy."""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+
+from flows.supervision import supervised
+from sao_core.config import TrainConfig
+from tasks.evaluate import finish_evaluations, request_evaluation
+from tasks.prepare import prepare_policy
+from tasks.report import report
+
+
+@flow(name="evaluate", flow_run_name="evaluate {run_id}")
+def evaluate(config: TrainConfig, run_id: str) -> State:
+    """Evaluate `model.path` as it is; every answer is stored like a trajectory."""
+    as_it_is = config.warm_start.model_copy(update={"enabled": False})
+    with supervised(config.model_copy(update={"warm_start": as_it_is}), run_id) as supervision:
+        run = supervision.run
+        prepare_policy(run)
+        request_evaluation(run, 0)
+        finish_evaluations(run)
+        report(run)
+    return supervision.final_state()

@@ -1,0 +1,92 @@
+"""From a command line to a finished run: checks, a Prefect server, the flow, and an exit code from the ledger.
+
+Prefect is imported only after its server's address is set; the run's result never depends on that server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from flows.display import LiveProgress, print_result
+from infra.ledger import Ledger, RunStatus
+from infra.services import prefect_environment, prefect_server
+from infra.settings import Settings
+from sao_core.config import TrainConfig
+from sao_core.environments import base as environments
+from sao_core.models.folder import check_model_folder
+
+DRAIN_S = 3.0
+
+
+def preflight(config: TrainConfig) -> None:
+    """Check what can be checked before anything is made; raises ConfigError with one line."""
+    check_model_folder(config.model.path)
+    environment = environments.get(config.environment.name)
+    options = environment.parse_options(config.environment.options)
+    environment.tasks(options, config.seed).evaluation_keys(1)
+
+
+def train_here(config: TrainConfig, settings: Settings, run_id: str, console: Console) -> NoReturn:
+    """Run the training flow in this process, showing progress; exits with 0 (completed) or 1."""
+    settings.home.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(settings.database_url)
+    console.print(f"run [bold]{run_id}[/bold] · state in {settings.home}", highlight=False)
+    with console.status("starting the Prefect server …") if settings.prefect_api_url is None else nullcontext():
+        server = prefect_server(settings) if settings.prefect_api_url is None else None
+    os.environ.update(prefect_environment(settings, server))
+    _log_to_file(settings.logs(run_id))
+    with LiveProgress(ledger, run_id, console):
+        error = _run_flow(config, run_id)
+    status = ledger.run(run_id).status
+    if status is RunStatus.COMPLETED:
+        print_result(ledger, settings, run_id, console)
+    elif status is RunStatus.CANCELLED:
+        console.print(f"stopped with a checkpoint. Continue with: sao train --resume {run_id}", highlight=False)
+    else:
+        reason = ledger.run(run_id).message or str(error)
+        console.print(f"[red]failed:[/red] {reason}", highlight=False)
+        console.print(f"logs: {settings.logs(run_id)}\ncontinue with: sao train --resume {run_id}", highlight=False)
+    _leave(0 if status is RunStatus.COMPLETED else 1)
+
+
+def _run_flow(config: TrainConfig, run_id: str) -> BaseException | None:
+    """Run the flow to its end; an error of Prefect's own after the work is done is returned, not raised."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        from flows.train import train
+
+        train(config=config, run_id=run_id, return_state=True)
+    except (Exception, KeyboardInterrupt) as error:
+        return error
+    return None
+
+
+def _log_to_file(folder: Path) -> None:
+    """Log to ``flow.log``, not over the progress display; Prefect leaves a root logger alone that is set up already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(filename=folder / "flow.log", format=layout, level=logging.INFO, force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def _leave(code: int) -> NoReturn:
+    """Give Prefect's background queues a moment, then go: with a dead server they would hold the process for hours."""
+    sys.stdout.flush()
+    for module, name in (("prefect.events.worker", "EventsWorker"), ("prefect.logging.handlers", "APILogWorker")):
+        with suppress(Exception):
+            worker: Any = getattr(sys.modules[module], name)
+            worker.drain_all(timeout=DRAIN_S)
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""WHERE: the world outside: settings, SQL ledger, object store, policies, checkpoints, MLflow, processes, services."""

@@ -1,0 +1,80 @@
+"""The run's truth in SQL: who asked for what, what was made of it, which weights came of it.
+
+`Ledger` is the one door. Every method is one transaction on SQLite (WAL) or Postgres and safe to call again:
+
+    flow      issue ──▶ requests ── lease ──▶ worker ── record ──▶ trajectories ── claim ──▶ learner
+    learner   commit_update: update row + trajectories + frontier + policy, at once; rewind undoes the tail
+    tracking  updates_since(watermark)
+
+Nothing here reads or writes files of the object store.
+"""
+
+from __future__ import annotations
+
+from infra.ledger.evaluations import EvaluationLedger
+from infra.ledger.history import TrajectoryHistory
+from infra.ledger.policies import PolicyLedger
+from infra.ledger.records import (
+    TRAINING,
+    CheckpointRecord,
+    EvaluationRecord,
+    Fenced,
+    LedgerError,
+    LedgerTooNew,
+    NewPolicy,
+    NewRequest,
+    PolicyRecord,
+    Progress,
+    RequestState,
+    RunRecord,
+    RunStatus,
+    TrajectoryRow,
+    TrajectoryState,
+    UnknownRun,
+    UpdateRow,
+    WorkerRecord,
+)
+from infra.ledger.requests import RequestLedger
+from infra.ledger.runs import RunLedger
+from infra.ledger.schema import ensure_schema
+from infra.ledger.trajectories import TrajectoryLedger
+from infra.ledger.updates import UpdateLedger
+
+__all__ = [
+    "TRAINING",
+    "CheckpointRecord",
+    "EvaluationRecord",
+    "Fenced",
+    "Ledger",
+    "LedgerError",
+    "LedgerTooNew",
+    "NewPolicy",
+    "NewRequest",
+    "PolicyRecord",
+    "Progress",
+    "RequestState",
+    "RunRecord",
+    "RunStatus",
+    "TrajectoryRow",
+    "TrajectoryState",
+    "UnknownRun",
+    "UpdateRow",
+    "WorkerRecord",
+]
+
+
+class Ledger(
+    RunLedger, RequestLedger, TrajectoryLedger, TrajectoryHistory, UpdateLedger, PolicyLedger, EvaluationLedger
+):
+    """The ledger at a database URL, migrated to this code's schema; safe to share between threads, not processes."""
+
+    def __init__(self, url: str, *, patience_s: float = 60.0) -> None:
+        """Open ``url`` (`sqlite:///…` or `postgresql://…`) and bring its schema up to date under a lock.
+
+        Operations wait up to ``patience_s`` for a database that is away, then raise :class:`LedgerError`.
+
+        Raises:
+            LedgerTooNew: a newer version of this code wrote the database.
+        """
+        super().__init__(url, patience_s=patience_s)
+        ensure_schema(self)

@@ -1,0 +1,102 @@
+"""Where things are: the only reader of environment variables in this project.
+
+`Settings` is frozen and picklable: a flow reads it once and hands it to its children. It holds places, never
+choices of training (those are `sao_core.config`). Nothing here opens or creates what it names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class SettingsError(ValueError):
+    """An environment variable that cannot be used; the message names it, its value and the way out."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The places of one installation; every path is absolute, so that children may run anywhere."""
+
+    home: Path
+    """`SAO_HOME`, default `.sao` in the working directory: all state of one machine."""
+    database_url: str
+    """`SAO_DATABASE_URL`, default SQLite in `home`: `sqlite:///…` or `postgresql://…`, as SQLAlchemy reads it."""
+    object_store: str
+    """`SAO_OBJECT_STORE`, default a folder in `home`: an absolute path or `s3://bucket/prefix`."""
+    tracking_uri: str
+    """`MLFLOW_TRACKING_URI`, default SQLite in `home`."""
+    prefect_api_url: str | None = None
+    """`PREFECT_API_URL`; None: a local server is started for the lifetime of a command."""
+    s3_endpoint_url: str | None = None
+    """`AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL`; credentials and region stay with the usual AWS variables."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None, directory: Path | None = None) -> Settings:
+        """Read the variables (default: this process's) with relative paths taken from ``directory`` (default: cwd).
+
+        Raises:
+            SettingsError: a URL with a scheme that no part of this project can use.
+        """
+        env = os.environ if environ is None else environ
+        base = (directory or Path.cwd()).absolute()
+        home = base / Path(env.get("SAO_HOME") or ".sao").expanduser()
+        return cls(
+            home=home,
+            database_url=_database_url(env.get("SAO_DATABASE_URL"), home),
+            object_store=_object_store(env.get("SAO_OBJECT_STORE"), home, base),
+            tracking_uri=env.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}",
+            prefect_api_url=env.get("PREFECT_API_URL") or None,
+            s3_endpoint_url=env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or None,
+        )
+
+    @property
+    def artifacts(self) -> Path:
+        """Where MLflow keeps files when its store is local."""
+        return self.home / "artifacts"
+
+    @property
+    def cache(self) -> Path:
+        """Local copies of what a remote object store holds; may be deleted whenever nothing runs."""
+        return self.home / "cache"
+
+    @property
+    def scratch(self) -> Path:
+        """Folders in the making: a policy before it is published, a checkpoint before it is stored."""
+        return self.home / "scratch"
+
+    @property
+    def prefect_home(self) -> Path:
+        """Prefect's own state, apart from the user's global one."""
+        return self.home / "prefect"
+
+    def logs(self, run_id: str) -> Path:
+        """The folder of a run's log files, one per child process."""
+        return self.home / "logs" / run_id
+
+
+def _database_url(value: str | None, home: Path) -> str:
+    if not value:
+        return f"sqlite:///{home / 'ledger.db'}"
+    scheme = value.partition("://")[0]
+    if scheme not in {"sqlite", "postgresql", "postgres", "postgresql+psycopg"}:
+        raise SettingsError(
+            f"SAO_DATABASE_URL must start with sqlite:/// or postgresql://: got {scheme}; "
+            "unset it to use SQLite in SAO_HOME"
+        )
+    return value
+
+
+def _object_store(value: str | None, home: Path, base: Path) -> str:
+    if not value:
+        return str(home / "objects")
+    scheme, found, rest = value.partition("://")
+    if not found:
+        return str(base / Path(value).expanduser())
+    if scheme == "file":
+        return str(base / Path(rest))
+    if scheme != "s3" or not rest:
+        raise SettingsError(f"SAO_OBJECT_STORE must be a folder or s3://bucket/prefix: got {value}")
+    return value.rstrip("/")

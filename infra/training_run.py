@@ -1,0 +1,157 @@
+"""A training run as its flow sees it: whom to command, what to watch, when to stop. It never computes.
+
+flow ── command ─▶ learner                     both meet only in ledger and object store
+     ── issue ───▶ ledger.requests ─ lease ─▶ rollout workers, evaluator
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from infra.evaluations import EvaluationDesk
+from infra.ledger import Ledger
+from infra.processes import CLOSE_GRACE_S, ChildGroup
+from infra.prompts import PromptIssuer
+from infra.settings import Settings
+from infra.tracking import Tracker
+from sao_core.algorithms import resolve
+from sao_core.config import TrainConfig
+
+LEARNER = "learner"
+EVALUATOR = "evaluator"
+WORKER_RESTARTS = 3
+WATCHDOG_POLL_S = 2.0
+
+
+class StopRequested(Exception):
+    """The run was asked to stop; the message says by what."""
+
+
+class NoProgress(RuntimeError):
+    """Nothing happened for longer than ``asynchrony.watchdog_s``."""
+
+
+def new_run_id(recipe: str) -> str:
+    """A name that sorts by time and does not collide."""
+    return f"{recipe}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def cpu_threads(config: TrainConfig) -> tuple[int, int, int]:
+    """Threads of (learner alone, learner beside workers, each worker); asynchronous ones share the cores."""
+    cores = len(os.sched_getaffinity(0))
+    workers = config.rollout.workers
+    per_worker = max(1, cores // (workers + 1)) if config.asynchrony.enabled else cores
+    beside = max(1, cores - workers * per_worker) if config.asynchrony.enabled else cores
+    return cores, config.learner.threads or beside, config.rollout.threads or per_worker
+
+
+class TrainingRun:
+    """Opens (or creates) a run and holds its children until :meth:`close`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        settings: Settings,
+        ledger: Ledger,
+        run_id: str,
+        attempt: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.config = config
+        self.settings = settings
+        self.run_id = run_id
+        self.attempt = attempt
+        self.say = say
+        self.ledger = ledger
+        self.algorithm = resolve(config)
+        self.issuer = PromptIssuer(self.ledger, run_id, config)
+        self.evaluations = EvaluationDesk(self.ledger, run_id, config.environment.name)
+        self.children = ChildGroup(settings.logs(run_id))
+        self.tracker = Tracker(self.ledger, run_id, settings, config) if config.tracking.enabled else None
+        self._stop_reason: str | None = None
+        self._stop = threading.Event()
+        self._last_news = time.monotonic()
+        self._last_look = 0.0
+        self._seen: object = None
+
+    def start(self) -> None:
+        """Start learner, evaluator and rollout workers; returns before they are up."""
+        alone, beside_workers, per_worker = cpu_threads(self.config)
+        common = {
+            "run_id": self.run_id,
+            "attempt": self.attempt,
+            "settings": asdict(self.settings),
+            "config": self.config.model_dump(mode="json"),
+        }
+        learner = common | {"threads": (alone, beside_workers)}
+        worker = common | {"threads": per_worker}
+        self.children.start(LEARNER, "infra.roles:learner", learner, when_orphaned="stop")
+        for name in (*(f"rollout-{index}" for index in range(self.config.rollout.workers)), EVALUATOR):
+            target = "infra.roles:evaluator" if name == EVALUATOR else "infra.roles:rollout_worker"
+            self.children.start(name, target, worker, threads=per_worker, restarts=WORKER_RESTARTS)
+        if self.tracker is not None:
+            self.tracker.start()
+
+    def command(self, verb: str, **payload: Any) -> Any:
+        """Have the learner do something and return its report; raises what went wrong anywhere in the run."""
+        report = self.children.command(LEARNER, verb, payload, on_wait=self.check)
+        self._last_news = time.monotonic()
+        if self.tracker is not None:
+            self.tracker.poke()
+        return report
+
+    def wait(self, done: Callable[[], bool], what: str, poll_s: float = 0.1) -> None:
+        """Wait until ``done()``; raises what went wrong anywhere in the run."""
+        self.say(what)
+        while not done():
+            self.children.watch(timeout_s=poll_s)
+            self.check()
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the flow to stop at its next look; safe from any thread."""
+        self._stop_reason = self._stop_reason or reason
+        self._stop.set()
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run was asked to stop, if it was."""
+        return self._stop_reason
+
+    def check(self) -> None:
+        """Raise :class:`StopRequested` or :class:`NoProgress` if it is time."""
+        if self._stop.is_set():
+            raise StopRequested(self._stop_reason)
+        now = time.monotonic()
+        if now - self._last_look < WATCHDOG_POLL_S:
+            return
+        self._last_look = now
+        states = {name: self.children.progress(name).get("state") for name in self.children.alive()}
+        seen = (states, self.ledger.progress(self.run_id))
+        if seen != self._seen:
+            self._seen, self._last_news = seen, now
+        if now - self._last_news > self.config.asynchrony.watchdog_s:
+            queue = self.ledger.queue(self.run_id)
+            raise NoProgress(
+                f"no progress for {self.config.asynchrony.watchdog_s:g} s (asynchrony.watchdog_s): the learner is at "
+                f"“{states.get(LEARNER)}”; training rollouts: {queue}; see {self.settings.logs(self.run_id)}"
+            )
+
+    def close(self, status: str, error: str | None = None, grace_s: float = CLOSE_GRACE_S) -> None:
+        """End all children (the learner keeps a checkpoint), write the status, send what MLflow still lacks."""
+        try:
+            if status == "completed":
+                self.ledger.cancel_requests(self.run_id)
+            killed = self.children.close(grace_s)
+            if LEARNER in killed:
+                self.say("the learner was killed before its checkpoint was complete; the last complete one stands")
+        finally:
+            self.ledger.set_status(self.run_id, status, error or "")
+            if self.tracker is not None:
+                self.tracker.close(status)

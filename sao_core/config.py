@@ -1,0 +1,362 @@
+"""Every setting of a training run: one pydantic model per room; a field's description is its documentation.
+
+Defaults are the ones to recommend. Nothing here reads files or environment variables.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+AlgorithmName = Literal[
+    "sao",
+    "sao-single-update",
+    "sao-full-critic",
+    "sao-dis-only",
+    "sao-step-mean",
+    "sao-step-last",
+    "vapo",
+    "grpo",
+    "grpo-dis",
+    "running-mean",
+    "running-mean-global",
+]
+
+
+class ConfigError(ValueError):
+    """Input that cannot be run; the message is one line with the value and the way out."""
+
+
+def _in_declared_order(schema: dict[str, Any]) -> None:
+    """Forms sort fields by ``position``; give them the order of declaration."""
+    for position, field in enumerate(schema.get("properties", {}).values()):
+        field.setdefault("position", position)
+
+
+class Section(BaseModel):
+    """Base of every group of settings: frozen, no unknown keys, fields in declared order."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_in_declared_order)
+
+
+class ModelConfig(Section):
+    """The policy to start from."""
+
+    path: str = Field(
+        "tiny",
+        description="A local Hugging Face folder of a causal LM, or `tiny`: a Qwen3-MoE model of under a million "
+        "parameters that is built from nothing. A folder that `sao export` wrote brings its critic along.",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of weights and activations.")
+    logprob_chunk_tokens: int = Field(
+        4096,
+        ge=1,
+        description="Tokens whose logits exist at once, so that memory does not grow with tokens × vocabulary.",
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass to save memory."
+    )
+
+
+class EnvironmentConfig(Section):
+    """The tasks that the agent is trained on."""
+
+    name: str = Field("calculator", description="A registered environment: `calculator`, `jsonl`, …")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The environment's own settings; `sao recipes --environments` lists them."
+    )
+
+
+class AlgorithmConfig(Section):
+    """How trajectories become gradients."""
+
+    name: AlgorithmName = Field("sao", description="Preset: advantage × objective × critic schedule × group size.")
+    eps_low: float = Field(
+        0.3, gt=0, lt=1, description="Tokens with ratio ≤ 1 − eps_low are removed. A distance from 1, not a bound."
+    )
+    eps_high: float = Field(
+        5.0,
+        gt=0,
+        description="Tokens with ratio ≥ 1 + eps_high are removed. Paper: maths (0.3, 5.0), coding (0.8, 3.0).",
+    )
+    ppo_eps_low: float = Field(0.2, gt=0, lt=1, description="Lower clip distance of the presets with a PPO objective.")
+    ppo_eps_high: float = Field(0.28, gt=0, description="Upper clip distance of the presets with a PPO objective.")
+    gamma: float = Field(1.0, gt=0, le=1, description="Discount per action token.")
+    lambda_alpha: float = Field(
+        1.5, gt=0, description="λ of the policy = 1 − 1/(alpha · number of action tokens); 1.5 gives 1/3 for one token."
+    )
+    truncation: Literal["zero", "bootstrap", "exclude"] = Field(
+        "zero",
+        description="A rollout cut by a limit: worth nothing beyond the cut (a failed attempt), "
+        "bootstrapped with the critic's value, or left out.",
+    )
+    whiten_advantages: bool = Field(False, description="Normalise advantages over the action tokens of a batch.")
+    group_size: int | None = Field(
+        None, ge=1, description="Rollouts per prompt; empty takes the preset's (1, or 8 for grpo)."
+    )
+    running_mean_window: int | None = Field(
+        None,
+        ge=1,
+        description="Rewards a running mean looks back on; empty takes the preset's (8 per prompt, 128 global).",
+    )
+
+
+class PolicyConfig(Section):
+    """Optimising the policy."""
+
+    lr: float = Field(1e-6, gt=0, description="AdamW learning rate. Paper: 1e-6 at 30B.")
+    lr_warmup_steps: int = Field(0, ge=0, description="Policy updates over which the learning rate rises from 0.")
+    first_update_step: int = Field(
+        10,
+        ge=1,
+        description="First step that moves the policy; steps before it train the critic only. 1 = from the start.",
+    )
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    adam_betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW moment decay rates.")
+    grad_clip: float = Field(1.0, gt=0, description="Largest gradient norm.")
+    kl_coef: float = Field(
+        0.0, ge=0, description="Weight of KL(policy ‖ behavior policy), estimated per token. Paper: none."
+    )
+    entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus. Paper: none.")
+
+
+class ValuePretrainConfig(Section):
+    """Training the critic alone, before the policy moves."""
+
+    rollouts: int = Field(512, ge=0, description="Rollouts of the initial policy to learn from; 0 skips the stage.")
+    holdout_fraction: float = Field(0.2, gt=0, lt=0.9, description="Share held out to measure explained variance.")
+    max_epochs: int = Field(20, ge=1, description="Passes over the data at most.")
+    patience: int = Field(
+        3, ge=1, description="Stop after this many epochs without a better held-out explained variance."
+    )
+    minibatch_rollouts: int = Field(32, ge=1, description="Rollouts per optimizer step.")
+    lr: float | None = Field(None, gt=0, description="Learning rate of this stage; empty takes critic.lr.")
+
+
+class CriticConfig(Section):
+    """The value model: the policy's architecture and initial weights with a scalar head."""
+
+    lr: float = Field(5e-6, gt=0, description="AdamW learning rate. Paper: 5e-6 at 30B.")
+    lr_warmup_steps: int = Field(
+        10, ge=0, description="Critic optimizer steps over which the learning rate rises from 0."
+    )
+    updates_per_batch: int | None = Field(
+        None, ge=1, description="K, critic updates per batch; empty takes the preset's (sao: 2)."
+    )
+    trainable: tuple[str, ...] | None = Field(
+        None,
+        description="Patterns (fnmatch) of parameter names that train during RL, e.g. `*.mlp.experts.*`; the head "
+        "always trains. Empty takes the preset's: MoE/MLP projections, attention frozen.",
+    )
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    adam_betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW moment decay rates.")
+    grad_clip: float = Field(10.0, gt=0, description="Largest gradient norm; 1.0 starves a critic whose norm is 7–70.")
+    gae_lambda: float = Field(1.0, ge=0, le=1, description="λ of the value targets; 1 = Monte-Carlo returns.")
+    pretrain: ValuePretrainConfig = Field(default_factory=ValuePretrainConfig, description="Value pretraining.")
+
+
+class WarmStartConfig(Section):
+    """Supervised start of the policy, as the paper starts from an SFT model."""
+
+    enabled: bool = Field(False, description="Train on demonstrations before RL.")
+    path: str | None = Field(
+        None, description="JSONL with one `messages` list per row; empty takes the environment's own demonstrator."
+    )
+    demonstrations: int = Field(4000, ge=1, description="Conversations to take.")
+    epochs: int = Field(2, ge=1, description="Passes over them.")
+    batch_size: int = Field(64, ge=1, description="Conversations per optimizer step.")
+    lr: float = Field(1e-3, gt=0, description="Peak learning rate (linear warm-up, cosine decay).")
+
+
+class RolloutConfig(Section):
+    """Generating rollouts."""
+
+    workers: int = Field(1, ge=1, description="Rollout worker processes.")
+    slots: int = Field(32, ge=1, description="Rollouts that one worker generates at a time.")
+    threads: int = Field(0, ge=0, description="CPU threads per worker; 0 shares the cores between learner and workers.")
+    device: str = Field("auto", description="`auto`, `cpu`, `cuda` or `cuda:1`.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature; the learner scales logits by the same.")
+    top_p: float = Field(1.0, description="Must be 1 for training: nucleus sampling multiplies every ratio.")
+    top_k: int = Field(0, description="Must be 0 (off) for training, for the same reason.")
+    max_turns: int = Field(8, ge=1, description="Turns of the policy per rollout.")
+    max_action_tokens: int = Field(128, ge=1, description="Tokens sampled per rollout.")
+    max_context_tokens: int = Field(
+        512, ge=8, description="Prompt, actions and observations together; also the cache per slot."
+    )
+    on_swap: Literal["recompute", "keep"] = Field(
+        "recompute",
+        description="When new weights arrive mid-rollout: rebuild the KV cache under them, or keep the old one.",
+    )
+    step_timeout_s: float = Field(60.0, gt=0, description="Longest that an environment step may take.")
+    rollout_timeout_s: float = Field(600.0, gt=0, description="Longest that a rollout may take; then it is truncated.")
+    max_attempts: int = Field(3, ge=1, description="Attempts per request before it counts as exhausted.")
+    lease_s: float = Field(30.0, gt=0, description="A worker that is silent for longer loses its rollouts to others.")
+    flush_interval_s: float = Field(0.5, gt=0, description="Longest that a finished rollout waits to be written.")
+
+
+class AsynchronyConfig(Section):
+    """How far generation may run ahead of training."""
+
+    enabled: bool = Field(True, description="Off: generate a batch, train on it, and only then generate the next.")
+    run_ahead: int = Field(1, ge=0, description="Batches that may be in the making beyond the one that trains next.")
+    max_token_age: int | None = Field(
+        None, ge=1, description="Oldest token age, in updates; empty (recommended): no limit."
+    )
+    stale: Literal["mask", "reject"] = Field(
+        "mask", description="What happens to tokens over that age, or to their rollout."
+    )
+    keep_policies: int | None = Field(
+        8,
+        ge=2,
+        description="Newest policies kept in the store, besides those of checkpoints and evaluations; empty keeps all.",
+    )
+    watchdog_s: float = Field(600.0, gt=0, description="A run without any progress for this long ends with a message.")
+
+
+class LearnerConfig(Section):
+    """The update loop."""
+
+    updates: int = Field(1000, ge=1, description="Updates (steps) to make.")
+    batch_size: int = Field(128, ge=1, description="Rollouts per update. Paper: 128.")
+    micro_batch_tokens: int = Field(8192, ge=1, description="Padded tokens per forward and backward pass.")
+    threads: int = Field(0, ge=0, description="CPU threads; 0 shares the cores between learner and workers.")
+    device: str = Field("auto", description="`auto`, `cpu`, `cuda` or `cuda:0`.")
+    zero_stage: int = Field(1, ge=0, le=3, description="DeepSpeed ZeRO stage of both engines.")
+    checkpoint_every: int = Field(20, ge=1, description="Updates between checkpoints.")
+    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")
+    record_tokens: Literal["none", "sample", "all"] = Field(
+        "sample", description="Whose per-token values, advantages and ratios are stored with each update."
+    )
+    logprob_tolerance: float = Field(
+        1e-3,
+        gt=0,
+        description="Largest mean gap between recorded and recomputed log-probabilities at the start (bf16: 0.03).",
+    )
+
+
+class EvaluationConfig(Section):
+    """Measuring the policy on held-out prompts, in a process of its own."""
+
+    every: int = Field(20, ge=0, description="Updates between evaluations; 0 evaluates only at start and end.")
+    prompts: int = Field(128, ge=1, description="Held-out prompts.")
+    samples_per_prompt: int = Field(1, ge=1, description="Sampled rollouts per prompt, at temperature 1.")
+    greedy: bool = Field(True, description="Evaluate greedily as well.")
+
+
+class TrackingConfig(Section):
+    """MLflow."""
+
+    enabled: bool = Field(True, description="Log the run to MLflow.")
+    experiment: str | None = Field(None, description="Experiment name; empty takes the recipe's.")
+
+
+class TrainConfig(Section):
+    """A training run. A recipe is a YAML file of it."""
+
+    recipe: str = Field("custom", description="Name under which runs are compared.")
+    seed: int = Field(0, ge=0, description="Seed of model, data, sampling and evaluation.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The policy to start from.")
+    environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig, description="The tasks.")
+    algorithm: AlgorithmConfig = Field(
+        default_factory=AlgorithmConfig, description="How trajectories become gradients."
+    )
+    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="Optimising the policy.")
+    critic: CriticConfig = Field(default_factory=CriticConfig, description="The value model.")
+    warm_start: WarmStartConfig = Field(default_factory=WarmStartConfig, description="Supervised start.")
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="Generating rollouts.")
+    asynchrony: AsynchronyConfig = Field(default_factory=AsynchronyConfig, description="Running ahead.")
+    learner: LearnerConfig = Field(default_factory=LearnerConfig, description="The update loop.")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Held-out measurement.")
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="MLflow.")
+
+    @field_validator("recipe")
+    @classmethod
+    def _recipe_is_a_name(cls, value: str) -> str:
+        if not value or any(c in value for c in "/\\\n"):
+            raise ValueError(f"must be a plain name without slashes: got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _training_samples_from_the_policy_itself(self) -> Self:
+        if self.rollout.top_p != 1.0:
+            raise ValueError(
+                f"rollout.top_p must be 1 for training (other values multiply every ratio by the surviving mass): "
+                f"got {self.rollout.top_p}; set rollout.top_p=1.0"
+            )
+        if self.rollout.top_k != 0:
+            raise ValueError(
+                f"rollout.top_k must be 0 (off) for training: got {self.rollout.top_k}; set rollout.top_k=0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_batch_can_fill(self) -> Self:
+        from sao_core.algorithms import resolve
+
+        group = resolve(self).group_size
+        if self.learner.batch_size % group:
+            raise ValueError(
+                f"learner.batch_size must be a multiple of the group size {group}: got {self.learner.batch_size}"
+            )
+        a = self.asynchrony
+        if a.enabled and a.max_token_age is not None and a.stale == "reject" and a.max_token_age <= a.run_ahead:
+            raise ValueError(
+                f"asynchrony.max_token_age must exceed asynchrony.run_ahead ({a.run_ahead}) when stale rollouts are "
+                f"rejected, or a batch could never fill: got {a.max_token_age}; raise it, or set asynchrony.stale=mask"
+            )
+        if self.rollout.max_action_tokens >= self.rollout.max_context_tokens:
+            raise ValueError(
+                f"rollout.max_context_tokens must exceed rollout.max_action_tokens ({self.rollout.max_action_tokens}), "
+                f"since the prompt counts too: got {self.rollout.max_context_tokens}"
+            )
+        return self
+
+    @property
+    def run_ahead(self) -> int:
+        """Batches in the making beyond the next one; 0 when synchronous."""
+        return self.asynchrony.run_ahead if self.asynchrony.enabled else 0
+
+
+def parse_config(values: Mapping[str, Any]) -> TrainConfig:
+    """Build a :class:`TrainConfig`, raising :class:`ConfigError` with one clear line."""
+    try:
+        return TrainConfig.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(explain(error, TrainConfig)) from None
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first problem of a validation error as one line: setting, rule, value, way out."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown setting `{where}`{nearest(where, setting_names(model))}"
+    message = first["msg"].removeprefix("Value error, ")
+    if not where:
+        return message
+    rule = message[0].lower() + message[1:]
+    rule = rule.removeprefix("input should be ").removeprefix("value ")
+    if "got" in rule:
+        return f"{where} {rule}"
+    return f"{where} must be {rule}: got {first['input']!r}"
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """`; did you mean …?` with the closest known name, or the names there are."""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if matches:
+        return f"; did you mean `{matches[0]}`?"
+    return f"; there are: {', '.join(known)}" if len(known) <= 20 else ""
+
+
+def setting_names(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Dotted names of all settings of a model, sections included."""
+    names: list[str] = []
+    for key, info in model.model_fields.items():
+        names.append(prefix + key)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            names += setting_names(info.annotation, f"{prefix}{key}.")
+    return names

@@ -1,0 +1,179 @@
+"""Your own questions: a JSON Lines file of prompts and answers, judged by comparison or by your own function.
+
+A row has ``messages`` (the opening of a conversation) or ``prompt`` (one user message), and ``answer``; a
+``difficulty`` label is reported by if it is there. Rows keep their order in the file; some are held out by position.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from sao_core.config import ConfigError, Section
+from sao_core.environments.base import (
+    Environment,
+    EnvironmentSpec,
+    StepResult,
+    Task,
+    TaskSource,
+    load_object,
+    random_of,
+    shuffled_index,
+)
+from sao_core.jsonl_rows import messages_of, read_rows
+from sao_core.trajectory import Message, Role
+
+RewardFunction = Callable[[str, Mapping[str, Any]], float]
+"""Text of the policy's turn and the row as it stands in the file → reward in [0, 1]."""
+
+
+class JsonlOptions(Section):
+    """Settings of the `jsonl` environment."""
+
+    path: str = Field(description="The JSON Lines file: rows with `messages` or `prompt`, and `answer`.")
+    held_out_fraction: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="Share of the rows that is only evaluated, at least one; the run's seed draws them.",
+    )
+    extract: str = Field(
+        r"(?is)(?:.*answer\s*[:=]\s*)?(.+)",
+        description="Regular expression, matched from the start of the reply, whose first group is the answer; "
+        "the default takes what follows the last `answer:`, or the whole reply.",
+    )
+    reward: str | None = Field(
+        None,
+        description="Your function as `module:function`: (reply text, row) → reward from 0 to 1, instead of comparing.",
+    )
+
+    @field_validator("extract")
+    @classmethod
+    def _extract_is_a_regular_expression_with_a_group(cls, value: str) -> str:
+        try:
+            groups = re.compile(value).groups
+        except re.error as error:
+            raise ValueError(f"must be a regular expression: got {value!r} ({error})") from None
+        if not groups:
+            raise ValueError(f"must have a group in parentheses around the answer: got {value!r}")
+        return value
+
+
+def normalise(text: str) -> str:
+    """What two answers are compared by: case, runs of space and a final full stop do not count."""
+    return " ".join(text.split()).rstrip(".").strip().casefold()
+
+
+class Jsonl(Environment):
+    """One question, one turn."""
+
+    version: ClassVar[str] = "1"
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def __init__(self, options: JsonlOptions) -> None:
+        self._options = options
+        self._task: Task | None = None
+        self._reward = None if options.reward is None else _reward_function(options.reward)
+
+    async def reset(self, task: Task) -> tuple[Message, ...]:
+        """Open the conversation of the row."""
+        self._task = task
+        messages: tuple[Message, ...] = task.data["messages"]
+        return messages
+
+    async def step(self, action: str) -> StepResult:
+        """Judge the reply."""
+        if self._task is None:
+            raise RuntimeError("reset comes before step")
+        row = self._task.data["row"]
+        if self._reward is not None:
+            reward = float(self._reward(action, row))
+            if not (math.isfinite(reward) and 0 <= reward <= 1):
+                raise ValueError(f"{self._options.reward} must return a reward from 0 to 1: got {reward}")
+        else:
+            match = re.match(self._options.extract, action.strip())
+            given = match.group(1) if match and match.group(1) is not None else ""
+            reward = float(normalise(given) == normalise(str(row["answer"])))
+        return StepResult(reward=reward, terminated=True, info={"reward_parts": {"correct": reward}})
+
+
+def _reward_function(path: str) -> RewardFunction:
+    function = load_object(path, "environment.options.reward")
+    if not callable(function):
+        raise ConfigError(f"environment.options.reward must name a function: got {type(function).__name__} at `{path}`")
+    checked: RewardFunction = function
+    return checked
+
+
+class JsonlTasks(TaskSource):
+    """The rows of a file. Keys are ``row/LINE_ORDER``; reading the file checks every row."""
+
+    def __init__(self, options: JsonlOptions, seed: int) -> None:
+        if options.reward is not None:
+            _reward_function(options.reward)
+        self._tasks = _read(options.path)
+        self._seed = seed
+        count = len(self._tasks)
+        if count < 2:
+            raise ConfigError(
+                f"environment.options.path needs at least two rows, one to train on and one held out: got {count} "
+                f"in {options.path}"
+            )
+        order = list(range(count))
+        random_of("held out", seed).shuffle(order)
+        held_out = min(count - 1, max(1, round(options.held_out_fraction * count)))
+        self._held_out, self._training = order[:held_out], sorted(order[held_out:])
+
+    def key_at(self, position: int) -> str:
+        """Every training row once per epoch, each epoch in another order."""
+        return f"row/{self._training[shuffled_index(position, len(self._training), 'jsonl', self._seed)]}"
+
+    def evaluation_keys(self, count: int) -> list[str]:
+        """At most ``count`` held-out rows."""
+        return [f"row/{index}" for index in self._held_out[:count]]
+
+    def task(self, key: str) -> Task:
+        """The row of a key; raises KeyError if there is none."""
+        kind, _, index = key.partition("/")
+        if kind != "row" or not index.isdigit() or int(index) >= len(self._tasks):
+            raise KeyError(key)
+        return self._tasks[int(index)]
+
+
+@lru_cache(maxsize=4)
+def _read(path: str) -> tuple[Task, ...]:
+    """All rows as tasks; raises ConfigError naming file and line of the first bad one."""
+    tasks = []
+    for index, (where, row) in enumerate(read_rows(Path(path), "environment.options.path")):
+        if "answer" not in row or row["answer"] is None:
+            raise ConfigError(f"{where}: the row has no `answer`")
+        if "messages" in row:
+            messages = messages_of(row, where)
+            if messages[-1].role is Role.ASSISTANT:
+                raise ConfigError(
+                    f"{where}: `messages` must end before the assistant's turn; its answer goes in `answer`"
+                )
+        elif isinstance(row.get("prompt"), str):
+            messages = (Message(Role.USER, row["prompt"]),)
+        else:
+            raise ConfigError(f"{where}: the row needs `messages` or a text `prompt`")
+        difficulty = str(row.get("difficulty", ""))
+        tasks.append(Task(f"row/{index}", difficulty, {"messages": messages, "row": row}))
+    return tuple(tasks)
+
+
+def _make(options: Any) -> Environment:
+    return Jsonl(options)
+
+
+def _tasks(options: Any, seed: int) -> TaskSource:
+    return JsonlTasks(options, seed)
+
+
+SPEC = EnvironmentSpec(name="jsonl", options_model=JsonlOptions, make=_make, tasks=_tasks)

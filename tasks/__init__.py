@@ -1,0 +1,1 @@
+"""WHAT: Prefect tasks, one verb each: arguments → a call into sao_core and infra → small results."""

