@@ -1,6 +1,6 @@
 """Skip-observation GAE against ``torch.cumsum`` over the same array, in one process.
 
-Prints one JSON line: medians in seconds, and their ratio, for each λ. `--threads`, `--rows` and `--tokens` set the size.
+Prints one JSON line: medians in seconds, and their ratio, for several masks and λ.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -53,12 +54,13 @@ def main() -> None:
         "all": torch.ones(shape, dtype=torch.bool),
     }
     lambdas = {"0": 0.0, "0.95": 0.95, "1-5e-6": 1 - 5e-6}
+    cases: dict[str, tuple[torch.Tensor, float | torch.Tensor]]
     cases = {f"turns, lambda {name}": (masks["turns"], lam) for name, lam in lambdas.items()}
     cases |= {f"{name}, adaptive": (mask, adaptive_lambda(mask.sum(1))) for name, mask in masks.items()}
 
     cumsum_s = median_s(lambda: torch.cumsum(values, dim=1), arguments.repeats)
     gae_s = {
-        name: median_s(lambda: skip_observation_gae(rewards, values, mask, 1.0, lam), arguments.repeats)
+        name: median_s(partial(skip_observation_gae, rewards, values, mask, 1.0, lam), arguments.repeats)
         for name, (mask, lam) in cases.items()
     }
     figures = {

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 import yaml
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from flows.recipes import load_config, recipe_names, recipe_summary
 from infra.ledger import Ledger, LedgerError, UnknownRun
@@ -78,6 +78,14 @@ def recipes(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def settings() -> None:
+    """Every setting, its default and what it is for, as Markdown."""
+    from flows.settings_page import settings_page
+
+    sys.stdout.write(settings_page())
+
+
+@app.command()
 def runs(as_json: AsJson = False) -> None:
     """List training runs, newest first."""
     from flows.views import run_summary
@@ -89,7 +97,8 @@ def runs(as_json: AsJson = False) -> None:
         return print_json(summaries)
     if not summaries:
         return console.print("no runs yet; start one with: sao train tiny", markup=False)
-    table = Table("run", "status", "step", "reward", "explained variance", "sampled eval", "greedy eval")
+    run_column = Column("run", no_wrap=True)
+    table = Table(run_column, "status", "step", "reward", "explained variance", "sampled eval", "greedy eval")
     for row in summaries:
         suite = f"eval/{row['environment']}/"
         names = ("reward/mean", "value/explained_variance", f"{suite}reward_mean", f"{suite}greedy_reward_mean")

@@ -26,8 +26,10 @@ TIME_PARTS = {
 def run_summary(ledger: Ledger, places: Settings, run: RunRecord) -> dict[str, Any]:
     """A run as JSON: identity, status, step, last value of every metric, links."""
     metrics: dict[str, float] = {}
-    for update in ledger.updates_since(run.run_id, run.step - 1):
-        metrics |= update.metrics
+    for stage in ledger.stage_metrics(run.run_id).values():
+        metrics |= stage
+    if last := ledger.last_update(run.run_id):
+        metrics |= last.metrics
     evaluations = ledger.evaluations(run.run_id)
     for evaluation in evaluations:
         metrics |= evaluation.metrics

@@ -82,6 +82,7 @@ class CheckpointStore:
         return None
 
     def _save(self, step: int, folder: Path, before_announcing: Callable[[], None] | None) -> None:
+        self._ledger.require_attempt(self._run_id, self._attempt)
         if any(record.step == step for record in self._ledger.checkpoints(self._run_id)):
             shutil.rmtree(folder)
             return

@@ -56,7 +56,9 @@ class LedgerBatches:
                 return None
             rollouts, damaged = self._store.read_intact(rows)
             if not damaged:
-                return Batch(step, tuple(rollouts), self._baselines(rows), self._rejections())
+                ready = self._ledger.queue(self._run_id)["ready"]
+                rewound = frozenset(row.trajectory_id for row in rows if row.rewound and row.segment == 0)
+                return Batch(step, tuple(rollouts), self._baselines(rows), self._rejections(), rewound, ready)
             for problem in damaged.values():
                 logger.error("rejected: %s", problem)
             self._ledger.reject_claimed(self._run_id, step, damaged, attempt=self._attempt)
@@ -131,6 +133,7 @@ class LedgerUpdates:
         The newest policy is announced again, not stored anew, if it has the same files (a first attempt that ended
         before its first checkpoint).
         """
+        self._ledger.require_attempt(self._run_id, self._attempt)
         version = self._ledger.next_version(self._run_id)
         policy = self._policies.put(self._run_id, version, folder)
         newest = self._ledger.newest_policy(self._run_id)
@@ -147,6 +150,7 @@ class LedgerUpdates:
 
         ``policy_folder`` is given away: its files move into the store.
         """
+        self._ledger.require_attempt(self._run_id, self._attempt)
         if record.tokens:
             write_update_tokens(self._policies.objects, self._run_id, record.step, record.tokens)
         policy = None

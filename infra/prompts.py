@@ -6,7 +6,7 @@ in memory, so a resumed run goes on where the ledger stands.
 
 from __future__ import annotations
 
-from infra.ledger import Ledger, NewRequest
+from infra.ledger import Ledger, NewRequest, RequestState
 from sao_core.algorithms import resolve
 from sao_core.config import TrainConfig
 from sao_core.environments import base as environments
@@ -30,37 +30,13 @@ class PromptIssuer:
         """Issue training requests up to the bound (run_ahead + 1) × batch_size; returns how many."""
         bound = (self._config.run_ahead + 1) * self._config.learner.batch_size
         groups = (bound - self._ledger.outstanding(self._run_id)) // self._group_size
-        if groups <= 0:
-            return 0
-        position = self._frontier()
-        grouped = self._group_size > 1
-        requests = [
-            NewRequest(
-                Purpose.TRAIN,
-                self.tasks.key_at(position + g),
-                group=position + g if grouped else None,
-                sampling=self._sampling,
-            )
-            for g in range(groups)
-            for _ in range(self._group_size)
-        ]
-        self._ledger.issue(self._run_id, requests)
-        return len(requests)
+        return self._issue(Purpose.TRAIN, groups)
 
     def value_pretraining(self) -> int:
-        """Issue the rollouts of value pretraining that are not issued yet; returns how many."""
-        missing = self._config.critic.pretrain.rollouts - self._ledger.prompts_issued(
-            self._run_id, Purpose.VALUE_PRETRAIN
-        )
-        position = self._frontier()
-        self._ledger.issue(
-            self._run_id,
-            [
-                NewRequest(Purpose.VALUE_PRETRAIN, self.tasks.key_at(position + i), sampling=self._sampling)
-                for i in range(max(missing, 0))
-            ],
-        )
-        return max(missing, 0)
+        """Issue what value pretraining still lacks, rollouts that came to nothing included; returns how many."""
+        states = self._ledger.request_states(self._run_id, Purpose.VALUE_PRETRAIN)
+        alive = sum(states.get(s, 0) for s in (RequestState.PENDING, RequestState.LEASED, RequestState.DONE))
+        return self._issue(Purpose.VALUE_PRETRAIN, self._config.critic.pretrain.rollouts - alive)
 
     def evaluation(self, version: int) -> int:
         """Issue the held-out prompts for one policy version, sampled and greedy; returns how many rollouts."""
@@ -77,7 +53,21 @@ class PromptIssuer:
         self._ledger.issue(self._run_id, requests)
         return len(requests)
 
-    def _frontier(self) -> int:
-        """How many training prompts were issued: the position of the next one."""
-        trained = self._ledger.prompts_issued(self._run_id, Purpose.TRAIN) // self._group_size
-        return trained + self._ledger.prompts_issued(self._run_id, Purpose.VALUE_PRETRAIN)
+    def _issue(self, purpose: Purpose, prompts: int) -> int:
+        """Issue the next prompts, each once per member of a group; nothing if another call has just done so."""
+        if prompts <= 0:
+            return 0
+        issued = {p: self._ledger.prompts_issued(self._run_id, p) for p in (Purpose.TRAIN, Purpose.VALUE_PRETRAIN)}
+        position = sum(issued.values())
+        size = self._group_size if purpose is Purpose.TRAIN else 1
+        requests = [
+            NewRequest(
+                purpose,
+                self.tasks.key_at(position + prompt),
+                group=issued[purpose] + prompt if size > 1 else None,
+                sampling=self._sampling,
+            )
+            for prompt in range(prompts)
+            for _ in range(size)
+        ]
+        return len(self._ledger.issue(self._run_id, requests, frontier=issued[purpose]))

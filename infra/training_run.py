@@ -99,9 +99,12 @@ class TrainingRun:
         if self.tracker is not None:
             self.tracker.start()
 
-    def command(self, verb: str, **payload: Any) -> Any:
-        """Have the learner do something and return its report; raises what went wrong anywhere in the run."""
-        report = self.children.command(LEARNER, verb, payload, on_wait=self.check)
+    def command(self, verb: str, *, meanwhile: Callable[[], object] | None = None, **payload: Any) -> Any:
+        """Have the learner do something and return its report; raises what went wrong anywhere in the run.
+
+        ``meanwhile`` is called every few seconds until the report is there.
+        """
+        report = self.children.command(LEARNER, verb, payload, on_wait=lambda: self.check(meanwhile))
         self._last_news = time.monotonic()
         if self.tracker is not None:
             self.tracker.poke()
@@ -124,14 +127,16 @@ class TrainingRun:
         """Why the run was asked to stop, if it was."""
         return self._stop_reason
 
-    def check(self) -> None:
-        """Raise :class:`StopRequested` or :class:`NoProgress` if it is time."""
+    def check(self, meanwhile: Callable[[], object] | None = None) -> None:
+        """Raise :class:`StopRequested` or :class:`NoProgress` if it is time; every few seconds do ``meanwhile`` too."""
         if self._stop.is_set():
             raise StopRequested(self._stop_reason)
         now = time.monotonic()
         if now - self._last_look < WATCHDOG_POLL_S:
             return
         self._last_look = now
+        if meanwhile is not None:
+            meanwhile()
         states = {name: self.children.progress(name).get("state") for name in self.children.alive()}
         seen = (states, self.ledger.progress(self.run_id))
         if seen != self._seen:

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from sao_core.algorithms import Advantage, Algorithm
-from sao_core.linear_scan import Workspace, keep_, sums_behind
+from sao_core.linear_scan import BackwardScan, Packer
 
 if TYPE_CHECKING:
     from sao_core.config import AlgorithmConfig
 
 GROUP_STD_FLOOR = 1e-6
 WHITEN_STD_FLOOR = 1e-8
-ROW_BLOCK_TOKENS = 131072
-"""Tokens worked on at once on a CPU, so that the temporaries of a block of rows stay in its cache."""
+CPU_BLOCK_TOKENS = 2**19
+"""Tokens of GAE worked on at once on a CPU, so that the temporaries stay in its cache."""
+GPU_BLOCK_TOKENS = 2**28
+"""The same on a GPU, where only memory and 32-bit indices set a limit."""
 
 
 @overload
@@ -91,21 +93,34 @@ def skip_observation_gae(
     outside = ~((lams >= 0) & (lams <= 1))
     if bool(outside.any()):
         raise ValueError(f"lam must be in [0, 1]: got {lams[outside][0].item()}")
-    ends = gamma * _per_row(bootstrap_value, "bootstrap_value", values)
+    bootstraps = _per_row(bootstrap_value, "bootstrap_value", values)
     dtype = torch.float64 if values.dtype is torch.float64 else torch.float32
     advantages = torch.empty(values.shape, dtype=dtype, device=values.device)
     returns = torch.empty_like(advantages)
     if values.numel() == 0:
         return advantages, returns
-    block = min(num_rows, max(1, ROW_BLOCK_TOKENS // num_tokens)) if values.device.type == "cpu" else num_rows
-    work = Workspace(block, num_tokens, dtype, values.device)
-    for start in range(0, num_rows, block):
-        rows = slice(start, start + block)
+    if torch.get_float32_matmul_precision() != "highest":
+        dtype = torch.float64  # or products in float32 would keep three digits
+    room = CPU_BLOCK_TOKENS if values.device.type == "cpu" else GPU_BLOCK_TOKENS
+    size = min(num_rows, max(1, room // num_tokens))
+    packer = Packer(size, num_tokens, dtype, values.device)
+    scan = BackwardScan(gamma * lams, packer.width, dtype)
+    buffers = torch.zeros(5, size, packer.width, dtype=dtype, device=values.device)
+    discount, step = (gamma * lams).to(dtype)[:, None], (gamma * (1 - lams)).to(dtype)[:, None]
+    end = (gamma * bootstraps).to(dtype)[:, None]
+    for start in range(0, num_rows, size):
+        rows = slice(start, min(start + size, num_rows))
         reward, value, mask = rewards[rows].to(dtype), values[rows].to(dtype), action_mask[rows].bool()
-        behind = sums_behind(reward, value, mask, gamma * lams[rows], gamma * (1 - lams[rows]), ends[rows], work)
-        bits = work.bits[: len(mask)]
-        keep_(torch.add(behind, reward, out=returns[rows]), bits)
-        keep_(torch.sub(returns[rows], value, out=advantages[rows]), bits)
+        kept_reward, kept_value, terms, packed, behind = buffers[:, : len(mask)]
+        packer.place(mask)
+        reward = packer.keep(reward, out=kept_reward[:, :num_tokens])
+        value = packer.keep(value, out=kept_value[:, :num_tokens])
+        torch.mul(reward, discount[rows], out=terms[:, :num_tokens]).addcmul_(value, step[rows])
+        packer.pack(terms, end[rows], out=packed)
+        packer.unpack_next(scan.run(packed, rows, out=terms), out=behind)
+        following = packer.keep(behind[:, :num_tokens], out=behind[:, :num_tokens])
+        torch.add(following, reward, out=returns[rows])
+        torch.sub(returns[rows], value, out=advantages[rows])
     return advantages, returns
 
 
@@ -266,10 +281,12 @@ def rollout_advantages(
 def _against_group(algorithm: Algorithm, scores: Tensor, groups: Sequence[int] | Tensor | None) -> Tensor:
     if groups is None or len(groups) != len(scores):
         got = "None" if groups is None else f"{len(groups)}"
-        raise ValueError(f"groups must name the group of each of {len(scores)} rollouts for {algorithm.name}: got {got}")
+        raise ValueError(
+            f"groups must name the group of each of {len(scores)} rollouts for {algorithm.name}: got {got}"
+        )
     numbers = torch.as_tensor(groups, device=scores.device)
     advantages = torch.empty_like(scores)
-    for number in numbers.unique():
+    for number in set(numbers.tolist()):
         members = numbers == number
         advantages[members] = group_relative(scores[members])
     return advantages

@@ -68,7 +68,9 @@ def stack_rows(rollouts: Sequence[Rollout], device: torch.device) -> Rows:
     """
     for segment in (s for rollout in rollouts for s in rollout):
         if segment.action_mask[0]:
-            raise ValueError(f"trajectory {segment.trajectory_id} starts with an action token: a prompt must precede it")
+            raise ValueError(
+                f"trajectory {segment.trajectory_id} starts with an action token: a prompt must precede it"
+            )
     lengths = np.array([sum(s.num_tokens for s in rollout) for rollout in rollouts])
     inside = np.flatnonzero(np.arange(lengths.max())[None] < lengths[:, None])
     shape = (len(rollouts), int(lengths.max()))
@@ -139,8 +141,8 @@ def _micro_batch(
     token_ids = np.zeros(real.shape, np.int64)
     token_ids[real] = np.concatenate([s.token_ids for s in segments])
     outside = (np.array(starts)[:, None] + columns)[real]
-    arrays = (token_ids, np.flatnonzero(real), outside)
-    return MicroBatch(*(torch.from_numpy(array).to(device) for array in arrays), idle=idle)
+    ids, inside, places = (torch.from_numpy(x).to(device) for x in (token_ids, np.flatnonzero(real), outside))
+    return MicroBatch(ids, inside, places, idle)
 
 
 @dataclass(frozen=True)

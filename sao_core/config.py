@@ -66,7 +66,7 @@ class EnvironmentConfig(Section):
 
     name: str = Field("calculator", description="A registered environment: `calculator`, `jsonl`, …")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="The environment's own settings; `sao recipes --environments` lists them."
+        default_factory=dict, description="The environment's own settings; `sao settings` lists them."
     )
 
 

@@ -76,7 +76,8 @@ class Learner:
         self.folder = Path(folder)
         if config.algorithm.truncation == "bootstrap" and not self.algorithm.has_critic:
             raise ConfigError(
-                f"algorithm.truncation=bootstrap needs a critic, and {self.algorithm.name} has none; set it to zero or exclude"
+                f"algorithm.truncation=bootstrap needs a critic, and {self.algorithm.name} has none; "
+                "set it to zero or exclude"
             )
         init_distributed(self.device)
         policy = load_policy(self.folder, config.model.dtype, self.device)
@@ -142,7 +143,8 @@ class Learner:
         """Sort out what is trained on, stack it, and look up how old its tokens are; None if nothing is left."""
         self.rejected, admitted = {}, []
         for rollout in batch.rollouts:
-            reason = refusal(rollout, self.config, policy_steps, batch.step)
+            ages_count = rollout[0].trajectory_id not in batch.rewound
+            reason = refusal(rollout, self.config, policy_steps if ages_count else None, batch.step)
             if reason is None:
                 admitted.append(rollout)
             else:

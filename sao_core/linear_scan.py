@@ -1,8 +1,8 @@
 """The linear recursion under GAE, run backwards over masked tokens without a loop over them.
 
-Tokens are taken in blocks. Within one, suffix sums of terms weighted by powers of the coefficient are one
-product with a triangular matrix; what a block receives from those behind it is found over groups of
-blocks, groups of groups, and so on. Knows no rewards and no values.
+Masked tokens are moved together, where the recursion has one constant coefficient per row. Blocks of them
+are then one product with a triangular matrix of its powers, and what a block receives from those behind
+it is the same recursion over blocks. Stable for every coefficient in [0, 1]: no power above 1, no division.
 """
 
 from __future__ import annotations
@@ -10,117 +10,113 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LONG_BLOCK, SHORT_BLOCK = 32, 8
-"""Tokens per block. Powers of the coefficient within one must fit in the dtype; long ones are faster."""
-
-LONG_BLOCK_COEFFICIENT = 0.25
-"""Smallest coefficient for long blocks in float32: its powers 0.25**±16 are exact to 1e-6."""
-
-SMALLEST_COEFFICIENT = {torch.float32: 2.0**-25, torch.float64: 1e-16}
-"""A smaller one, 0 included, is taken for this one: the dtype cannot tell the sums apart."""
-
-GROUP = 16
-"""Blocks per group."""
+BLOCK = 32
+"""Tokens per block: larger ones mean more arithmetic, smaller ones more levels."""
 
 
-class Workspace:
-    """Arrays that scans of up to B rows of T tokens work in, one scan after another.
+class BackwardScan:
+    """H_i = x_i + c·H_(i+1), with 0 beyond the end, for rows that each have their own coefficient.
 
-    Made once because fresh arrays for each scan cost more in page faults than the arithmetic does.
+    Holds one matrix of powers per row and level: c⁰ … c³¹ between tokens, c³², c⁶⁴ … between blocks, and so on.
+    """
+
+    def __init__(self, coefficients: Tensor, length: int, dtype: torch.dtype) -> None:
+        """Prepare rows of ``length`` with ``coefficients`` (B,), float64 in [0, 1]."""
+        exponents = torch.arange(BLOCK, device=coefficients.device)
+        distance = exponents[:, None] - exponents
+        # Powers that would only make subnormal products are 0: those are slow, and nothing beside the first term.
+        smallest = torch.finfo(dtype).tiny ** 0.75
+        self.levels: list[Tensor] = []
+        while True:
+            powers = coefficients[:, None] ** exponents
+            powers = torch.where(powers > smallest, powers, 0.0).to(dtype)
+            self.levels.append(powers[:, distance.clamp(min=0)].tril())
+            if length <= BLOCK:
+                break
+            coefficients = coefficients**BLOCK
+            length = -(-length // BLOCK)
+        self.coefficients = [matrix[:, 1:2, 0] for matrix in self.levels]
+
+    def run(self, x: Tensor, rows: slice, out: Tensor, level: int = 0) -> Tensor:
+        """Write H of ``rows`` to ``out`` and return it.
+
+        Args:
+            x: (b, n) for b rows, n a multiple of :data:`BLOCK`; overwritten.
+            rows: which rows of the batch these are.
+            out: (b, n).
+            level: 0 for tokens, 1 for blocks of them, …
+        """
+        b, n = x.shape
+        blocks, matrix = x.view(b, -1, BLOCK), self.levels[level][rows]
+        num_blocks = n // BLOCK
+        if num_blocks > 1:
+            heads = x.new_zeros(b, padded(num_blocks))
+            heads[:, :num_blocks] = torch.bmm(blocks, matrix[:, :, :1])[..., 0]
+            received = self.run(heads, rows, torch.empty_like(heads), level + 1)[:, 1:num_blocks]
+            blocks[:, :-1, -1].addcmul_(received, self.coefficients[level][rows])
+        return torch.bmm(blocks, matrix, out=out.view(b, -1, BLOCK)).view(b, n)
+
+
+class Packer:
+    """Moves the masked tokens of up to B rows of T tokens together and back, one set of rows after another.
+
+    Keeps its arrays: fresh ones for each set would cost more in page faults than the arithmetic does.
     """
 
     def __init__(self, rows: int, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.width = tokens + -tokens % LONG_BLOCK
-        self.bits = torch.empty(rows, tokens, dtype=_integer_like(dtype), device=device)
-        self.terms, self.counts, self.powers = torch.zeros(3, rows, self.width, dtype=dtype, device=device)
+        width = padded(tokens + 2)  # beyond the last token: one place for the end, one for what looks behind it
+        self._bits = torch.empty(rows, tokens, dtype=_integer_like(dtype), device=device)
+        self._places = torch.empty(rows, width, dtype=torch.int32, device=device)
+        self._counts = torch.zeros(rows, width, dtype=dtype, device=device)
+        self._starts = torch.arange(rows, dtype=torch.int32, device=device)[:, None] * width
+        self._before = torch.ones(BLOCK, BLOCK, dtype=dtype, device=device).triu(1)
+        self.width = width
+
+    def place(self, mask: Tensor) -> None:
+        """Take the (b, T) bool mask of the next rows, b ≤ B.
+
+        A masked token's place is the number of masked ones before it in its row. The others share the place of
+        the next masked one, or of the end.
+        """
+        b, tokens = mask.shape
+        self._rows = slice(0, b)
+        self._bits[:b].copy_(mask.view(torch.int8)).neg_()
+        counts, places = self._counts[:b], self._places[:b].view(b, -1, BLOCK)
+        counts[:, :tokens] = mask.view(torch.int8)
+        within = torch.mm(counts.view(-1, BLOCK), self._before).view(b, -1, BLOCK)
+        per_block = (within[..., -1] + counts[:, BLOCK - 1 :: BLOCK]).int()
+        upto = per_block.cumsum(1, dtype=torch.int32)
+        places.copy_(within).add_((upto - per_block + self._starts[:b])[..., None])
+        self._ends = upto[:, -1:].long()
+
+    def keep(self, x: Tensor, out: Tensor) -> Tensor:
+        """Write ``x`` (b, T) to ``out`` with 0 off the mask, whatever stands there.
+
+        NaN · 0 would be NaN, and on a CPU an AND of bit patterns is several times faster than ``torch.where``.
+        """
+        integer = self._bits.dtype
+        torch.bitwise_and(x.view(integer), self._bits[self._rows], out=out.view(integer))
+        return out
+
+    def pack(self, x: Tensor, end: Tensor, out: Tensor) -> Tensor:
+        """Write the masked tokens of ``x`` (b, width) side by side to ``out``, then ``end`` (b, 1), then zeros.
+
+        ``x`` must be 0 off the mask, since those tokens are added to the place that they share. Beyond T any value may
+        stand: it meets only the place that ``end`` takes.
+        """
+        out.zero_().view(-1).index_add_(0, self._places[self._rows].view(-1), x.view(-1))
+        return out.scatter_(1, self._ends, end)
+
+    def unpack_next(self, packed: Tensor, out: Tensor) -> Tensor:
+        """Write to ``out`` (b, width), for each masked token, what stands one place behind its own in ``packed``."""
+        torch.index_select(packed.view(-1)[1:], 0, self._places[self._rows].view(-1), out=out.view(-1))
+        return out
+
+
+def padded(n: int) -> int:
+    """The smallest multiple of :data:`BLOCK` that is at least n."""
+    return n + -n % BLOCK
 
 
 def _integer_like(dtype: torch.dtype) -> torch.dtype:
     return torch.int32 if dtype is torch.float32 else torch.int64
-
-
-def keep_(x: Tensor, bits: Tensor) -> Tensor:
-    """Set ``x`` to 0 in place where ``bits`` (integers of its width, all bits or none) has none, whatever stands there.
-
-    NaN · 0 would be NaN; and on a CPU an AND of bit patterns is several times faster than ``torch.where``.
-    """
-    x.view(bits.dtype).bitwise_and_(bits)
-    return x
-
-
-def sums_behind(
-    first: Tensor, second: Tensor, mask: Tensor, coefficient: Tensor, weight: Tensor, end: Tensor, work: Workspace
-) -> Tensor:
-    """H at the next masked token, for every token, of the recursion over masked tokens
-
-        H_t = c·first_t + weight·second_t + c·H_next(t),    H beyond the last one = end
-
-    Let n_t count the masked tokens of its block up to and including t, and q = first + (weight/c)·second. What the block
-    adds to H_next(t) is Σ_(s>t) c^(n_s)·q_s / c^(n_t): no power in the sum exceeds the divisor, so no digits
-    are lost, however small c and however long the gaps.
-
-    Args:
-        first: (B, T) float32 or float64; not read off the mask.
-        second: (B, T), likewise.
-        mask: (B, T) bool.
-        coefficient: (B,) float64, c in [0, 1].
-        weight: (B,) float64.
-        end: (B,) float64.
-        work: where to work; ``work.bits[:B]`` holds the bits of ``mask`` afterwards.
-
-    Returns:
-        (B, T) in the dtype of ``first``, a view of ``work``. Off the mask, next(t) is the next masked token as well.
-    """
-    rows, tokens = first.shape
-    dtype = first.dtype
-    terms, counts, powers, bits = work.terms[:rows], work.counts[:rows], work.powers[:rows], work.bits[:rows]
-    coefficient = coefficient.clamp(min=SMALLEST_COEFFICIENT[dtype])
-    is_long = dtype is torch.float64 or bool((coefficient >= LONG_BLOCK_COEFFICIENT).all())
-    size = LONG_BLOCK if is_long else SHORT_BLOCK
-    rate = coefficient.log2().to(dtype)[:, None]
-    ones = torch.ones(size, size, dtype=dtype, device=first.device)
-
-    bits.copy_(mask.view(torch.int8)).neg_()
-    torch.addcmul(first, second, (weight / coefficient).to(dtype)[:, None], out=terms[:, :tokens])
-    keep_(terms[:, :tokens], bits)
-    counts[:, :tokens] = mask.view(torch.int8)
-    torch.mm(counts.view(-1, size), ones.triu(), out=powers.view(-1, size))
-    block_counts = powers[:, size - 1 :: size].clone()
-    powers.sub_(size / 2).mul_(rate).exp2_()  # c^(n_t − size/2): centred, to use exponents of both signs
-    terms.mul_(powers)
-    sums = counts
-    torch.mm(terms.view(-1, size), ones.tril(-1), out=sums.view(-1, size))
-    totals = (terms[:, ::size] + sums[:, ::size]) * (coefficient ** (size / 2)).to(dtype)[:, None]
-    received = _received(block_counts, totals, rate, end.to(dtype)[:, None])
-    passed_on = (powers[:, size - 1 :: size] * received)[..., None]
-    sums.view(rows, -1, size).add_(passed_on)
-    return sums.div_(powers)[:, :tokens]
-
-
-def _received(counts: Tensor, totals: Tensor, rate: Tensor, end: Tensor) -> Tensor:
-    """What each of n blocks receives: from the next one its own total and c^count times what that receives.
-
-    Args:
-        counts: (B, n), masked tokens of each block.
-        totals: (B, n), what each passes on of its own.
-        rate: (B, 1), log2 c.
-        end: (B, 1), what the last one receives.
-
-    Returns:
-        (B, n)
-    """
-    rows, n = counts.shape
-    if n == 1:
-        return end
-    missing = -n % GROUP
-    counts = torch.nn.functional.pad(counts, (0, missing)).view(rows, -1, GROUP)
-    totals = torch.nn.functional.pad(totals, (0, missing)).view(rows, -1, GROUP)
-    rate3 = rate[..., None]
-    upto = counts.cumsum(-1)
-    before = upto - counts
-    group_totals = ((before * rate3).exp2_() * totals).sum(-1)
-    group_received = _received(upto[..., -1], group_totals, rate, end)
-    gaps = (before[..., None, :] - upto[..., None]).clamp_(min=0)  # masked tokens between block i and block j > i
-    inner = torch.matmul(gaps.mul_(rate3[..., None]).exp2_().triu_(1), totals[..., None]).squeeze(-1)
-    outer = ((upto[..., -1:] - upto) * rate3).exp2_() * group_received[..., None]
-    return (inner + outer).view(rows, -1)[:, :n]

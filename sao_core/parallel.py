@@ -15,14 +15,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from sao_core.config import ConfigError
 from sao_core.quiet import quiet_libraries
+
+Module = TypeVar("Module", bound=nn.Module)
 
 MAX_SKIPPED_IN_A_ROW = 3
 _BUCKET_MULTIPLE = 512
@@ -51,7 +54,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class Step:
-    """What an optimizer step did: global gradient norm before clipping (None: not finite), and whether it was applied."""
+    """What an optimizer step did: gradient norm before clipping (None: not finite), and whether it was applied."""
 
     grad_norm: float | None
     applied: bool
@@ -78,13 +81,13 @@ def init_distributed(device: torch.device, rank: int = 0, world_size: int = 1, i
         if not dist.is_initialized():
             backend = "nccl" if device.type == "cuda" else "gloo"
             if world_size == 1:
-                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+                dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
             else:
                 dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size)
         deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
 
 
-class Engine:
+class Engine(Generic[Module]):
     """A module, its AdamW and their DeepSpeed engine.
 
     ``module`` must be on the CPU or on ``device`` with the frozen parameters already marked. After this, only the
@@ -93,7 +96,13 @@ class Engine:
     """
 
     def __init__(
-        self, module: nn.Module, settings: OptimizerSettings, *, zero_stage: int, dtype: torch.dtype, device: torch.device
+        self,
+        module: Module,
+        settings: OptimizerSettings,
+        *,
+        zero_stage: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         if dtype != torch.float32 and zero_stage == 0:
             raise ConfigError(
@@ -125,9 +134,10 @@ class Engine:
         self._engine.train()
 
     @property
-    def module(self) -> nn.Module:
+    def module(self) -> Module:
         """The module itself."""
-        return self._engine.module
+        module: Module = self._engine.module
+        return module
 
     @property
     def rank(self) -> int:

@@ -117,7 +117,13 @@ class PolicyModel:
             )
         else:  # one update per batch, so the latest trainer policy is the one that computes these log-probabilities
             loss, statistics = ppo_clip_loss(
-                logprobs, logprobs.detach(), advantages, mask, settings.ppo_eps_low, settings.ppo_eps_high, num_action_tokens
+                logprobs,
+                logprobs.detach(),
+                advantages,
+                mask,
+                settings.ppo_eps_low,
+                settings.ppo_eps_high,
+                num_action_tokens,
             )
         kl_coef, entropy_coef = self.config.policy.kl_coef, self.config.policy.entropy_coef
         if kl_coef or entropy_coef:

@@ -83,6 +83,10 @@ class Batch:
     """Earlier rewards that running-mean advantages need, oldest first, by trajectory id of segment 0."""
     rejected: Mapping[str, int] = field(default_factory=dict)
     """Rollouts refused while this batch was collected, by reason."""
+    rewound: frozenset[str] = frozenset()
+    """Trajectory ids of segment 0 of rollouts that a rewind made ready again: never refused for age."""
+    ready: int = 0
+    """Rollouts that were ready beyond this batch."""
 
 
 class BatchSource(Protocol):

@@ -24,7 +24,7 @@ def seed_all(seed: int) -> None:
 def save_random_state(folder: Path) -> None:
     """Write the states of Python's, NumPy's and PyTorch's generators."""
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    numpy_state = [keys.tolist(), position, has_gauss, cached]
+    numpy_state = [np.asarray(keys).tolist(), position, has_gauss, cached]
     (folder / NUMBERS).write_text(json.dumps({"python": random.getstate(), "numpy": numpy_state}))
     states = {"cpu": torch.get_rng_state()}
     states |= {f"cuda:{i}": torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sao_core.admission import UNTRAINABLE

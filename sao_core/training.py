@@ -226,6 +226,7 @@ class Training:
             self.learner.save_policy(policy_folder)
         now = time.monotonic()
         metrics |= {f"queue/rejected/{reason}": float(count) for reason, count in batch.rejected.items()}
+        metrics["queue/ready"] = float(batch.ready)
         metrics |= {
             "time/step_s": now - self._step_started,
             "time/elapsed_s": now - self._started,

@@ -78,8 +78,8 @@ def split(rollouts: Sequence[Rollout], holdout_fraction: float, seed: int) -> tu
     prompts = sorted({rollout[0].prompt_key for rollout in rollouts})
     if len(prompts) < 2:
         raise ConfigError(
-            f"value pretraining needs usable rollouts of at least 2 prompts, to hold some out: got {len(rollouts)} "
-            f"rollouts of {len(prompts)}; raise critic.pretrain.rollouts, or set it to 0 to skip the stage"
+            f"value pretraining needs rollouts of at least 2 prompts, to hold some out: got {len(rollouts)} usable "
+            f"rollouts of {len(prompts)} prompts; raise critic.pretrain.rollouts, or set it to 0 to skip the stage"
         )
     count = min(len(prompts) - 1, max(1, round(holdout_fraction * len(prompts))))
     held = {prompts[i] for i in np.random.default_rng(seed).permutation(len(prompts))[:count]}

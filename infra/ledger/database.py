@@ -1,18 +1,21 @@
 """The ledger's connection to SQLite (WAL) or Postgres: transactions, the database's clock, errors that pass.
 
 Every public operation of the ledger is one transaction: `reads`, `writes` or `writes_durably`. A writer on SQLite takes
-the write lock at its start (BEGIN IMMEDIATE), so it waits its turn and never finds the database locked half-way. An
-operation whose connection broke is run again: each is idempotent, or fenced by what it reads.
+the write lock at its start (BEGIN IMMEDIATE) and in turn (a file lock beside the database), so it never finds the
+database locked half-way. An operation whose connection broke is run again: each is idempotent, or fenced by what it
+reads.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -106,10 +109,10 @@ class Database:
         delay = 0.05
         while True:
             try:
-                with self._engines[mode].begin() as connection:
+                with self._turn(mode), self._engines[mode].begin() as connection:
                     return work(connection)
             except DBAPIError as error:
-                if "disk is full" in str(error.orig):
+                if "disk is full" in str(error.orig) or getattr(error.orig, "sqlstate", None) == DISK_FULL:
                     raise LedgerError(
                         f"the disk of the ledger {self.label} is full: what is stored is intact; "
                         "make room and resume the run"
@@ -124,13 +127,20 @@ class Database:
                 time.sleep(delay)
                 delay = min(2 * delay, 2.0)
 
+    @property
+    def _lock_file(self) -> Path:
+        return Path(f"{self.url.database}.lock")
+
+    def _turn(self, mode: Mode) -> AbstractContextManager[None]:
+        """Wait for the writers before: SQLite alone lets them poll, and some starve for seconds."""
+        return nullcontext() if mode is Mode.READ or not self.is_sqlite else _file_lock(self._lock_file)
+
     @contextmanager
     def migration_lock(self) -> Iterator[Connection]:
         """One process at a time: a file lock beside a SQLite file, an advisory lock on Postgres."""
         if self.is_sqlite:
-            path = Path(str(self.url.database))
-            with _file_lock(path.with_name(path.name + ".lock")):
-                with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as plain:
+            with _file_lock(self._lock_file):
+                with closing(sqlite3.connect(str(self.url.database), timeout=BUSY_TIMEOUT_S)) as plain:
                     plain.execute("PRAGMA journal_mode=WAL")  # kept in the file; impossible within a transaction
                 with self._engines[Mode.DURABLE].connect() as connection:
                     yield connection
@@ -215,6 +225,9 @@ def _postgres_engine(url: URL) -> Engine:
     return create_engine(url, connect_args={"connect_timeout": 10, "keepalives_idle": 30}, pool_size=4, max_overflow=4)
 
 
+DISK_FULL = "53100"
+"""SQLSTATE of a Postgres without space."""
+
 PASSING_STATES = ("08", "57P", "40001", "40P01", "53300")
 """SQLSTATEs of Postgres that pass: connection lost, going down or coming up, serialization, deadlock, too many."""
 
@@ -231,8 +244,9 @@ def _passes(error: DBAPIError) -> bool:
 
 @contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
-    import fcntl
-
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)

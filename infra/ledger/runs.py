@@ -66,6 +66,15 @@ class RunLedger(Database):
         return attempt
 
     @reads
+    def require_attempt(self, connection: Connection, run_id: str, attempt: int | None) -> None:
+        """Make sure that the run is still at ``attempt``, before files are written in its name.
+
+        Raises:
+            Fenced: the run has moved on to a later attempt.
+        """
+        require_attempt(connection, run_id, attempt, lock=False)
+
+    @reads
     def run(self, connection: Connection, run_id: str) -> RunRecord:
         """One run.
 

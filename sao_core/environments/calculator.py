@@ -60,11 +60,11 @@ class CalculatorOptions(Section):
     )
     max_turns: int = Field(6, ge=1, description="Turns after which the environment ends an episode without an answer.")
     misread: tuple[float, ...] = Field(
-        (0.12, 0.45, 0.7, 0.75),
+        (0.12, 0.5, 0.7, 0.75),
         description="How often the demonstrator misreads the last operator, by number of operations.",
     )
     careless: tuple[float, ...] = Field(
-        (0.0, 0.1, 0.45, 0.6),
+        (0.0, 0.1, 0.5, 0.65),
         description="How often it misreads one of the operators before the last as well, by number of operations.",
     )
     tool_latency_mean_s: float = Field(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -146,7 +145,6 @@ class JsonlTasks(TaskSource):
         return self._tasks[int(index)]
 
 
-@lru_cache(maxsize=4)
 def _read(path: str) -> tuple[Task, ...]:
     """All rows as tasks; raises ConfigError naming file and line of the first bad one."""
     tasks = []

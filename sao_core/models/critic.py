@@ -105,8 +105,8 @@ def freeze(critic: Critic, trainable: Sequence[str] | None) -> None:
         chosen = {name for name in names if any(fnmatchcase(name, pattern) for pattern in trainable)}
         if not any(name.startswith("model.") for name in chosen):
             raise ConfigError(
-                f"critic.trainable={list(trainable)} leaves nothing to train but the head; name MLP or MoE projections, "
-                "e.g. `*.mlp.*_proj*`"
+                f"critic.trainable={list(trainable)} leaves nothing to train but the head; "
+                "name MLP or MoE projections, e.g. `*.mlp.*_proj*`"
             )
     for name, parameter in critic.named_parameters():
         parameter.requires_grad_(name in chosen or name.startswith("head."))

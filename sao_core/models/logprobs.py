@@ -38,9 +38,10 @@ def token_logprobs(
     if count <= chunk_tokens:
         logprobs, entropy = _chunk_scores(states, targets, head, temperature)
     else:
+        chunks = -(-count // chunk_tokens)
         parts = [
             checkpoint(_chunk_scores, part, ids, head, temperature, use_reentrant=False)
-            for part, ids in zip(states.split(chunk_tokens), targets.split(chunk_tokens), strict=True)
+            for part, ids in zip(states.chunk(chunks), targets.chunk(chunks), strict=True)
         ]
         logprobs, entropy = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
     blank = torch.zeros(token_ids.shape, dtype=torch.float32, device=hidden.device)
@@ -100,4 +101,4 @@ def disable_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+            module.attention_dropout = 0.0  # type: ignore[assignment]

@@ -9,11 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from sao_core.config import ConfigError
@@ -56,7 +64,7 @@ def load_backbone(
     return _load(AutoModel, folder, dtype, device)
 
 
-def _load(kind: type, folder: Path | str, dtype: str | torch.dtype, device: str | torch.device) -> PreTrainedModel:
+def _load(kind: Any, folder: Path | str, dtype: str | torch.dtype, device: str | torch.device) -> PreTrainedModel:
     folder = _model_folder(folder)
     quiet_libraries()
     try:

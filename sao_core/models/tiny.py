@@ -71,7 +71,7 @@ def build_tiny(folder: Path | str, seed: int) -> None:
 
 
 def tiny_config(tokenizer: PreTrainedTokenizerBase) -> Qwen3MoeConfig:
-    """The architecture: two layers, eight experts of which two serve a token."""
+    """The architecture: two layers, four experts of which two serve a token."""
     return Qwen3MoeConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -79,13 +79,13 @@ def tiny_config(tokenizer: PreTrainedTokenizerBase) -> Qwen3MoeConfig:
         num_attention_heads=4,
         num_key_value_heads=4,
         head_dim=32,
-        num_experts=8,
+        num_experts=4,
         num_experts_per_tok=2,
-        moe_intermediate_size=64,
+        moe_intermediate_size=128,
         norm_topk_prob=True,
         max_position_embeddings=512,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         initializer_range=INITIALIZER_RANGE,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(END),

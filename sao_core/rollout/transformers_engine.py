@@ -16,6 +16,7 @@ import inspect
 import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,7 +67,7 @@ class TransformersEngine:
         self._like = next(model.parameters()).detach()
         self._cache = SlotCache(slots, context)
         self._cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-        self._free = list(range(slots))[::-1]
+        self._free = list(range(slots))
         self._waiting: dict[int, asyncio.Future[Sampled]] = {}
         self._wake = asyncio.Event()
         self._tokens = np.zeros((slots, context), np.int64)
@@ -106,10 +107,10 @@ class TransformersEngine:
         return self._stats
 
     def open(self, sampling: Sampling, seed: int) -> SlotSession:
-        """A session in the first free slot; raises RuntimeError if there is none."""
+        """A session in the lowest free slot; raises RuntimeError if there is none."""
         if not self._free:
             raise RuntimeError(f"all {self._slots} slots are taken")
-        slot = self._free.pop()
+        slot = heappop(self._free)
         self._length[slot] = self._cached[slot] = self._drawn[slot] = 0
         self._seed[slot] = seed
         self._temperature[slot], self._greedy[slot] = sampling.temperature, sampling.greedy
@@ -268,11 +269,27 @@ class TransformersEngine:
         self._active[slot] = False
         self._waiting.pop(slot, None)
 
-    @torch.inference_mode()
     def _take_over_attention(self) -> None:
-        """Switch the model to slot attention, and compare both on a short sequence: 5 tokens, then one by one."""
+        """Switch the model to slot attention; raises :class:`ConfigError` if it then computes anything else."""
+        name = type(self._model).__name__
+        try:
+            gap = self._probe()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{name} does not run with keys and values in slots: {error}") from error
+        if not gap <= (1e-3 if self._like.dtype == torch.float32 else 0.1):
+            raise ConfigError(
+                f"{name} is no plain full-attention model: with cached keys and values its log-probabilities differ by "
+                f"{gap:.3g} on average"
+            )
+
+    @torch.inference_mode()
+    def _probe(self) -> float:
+        """Mean gap of log-probabilities between a forward as the model came and one with slots (5 tokens, then 3)."""
         count = min(8, self._context)
-        ids = torch.arange(1, count + 1, device=self._like.device).remainder_(self._model.config.vocab_size)
+        vocabulary = self._model.get_input_embeddings().num_embeddings
+        ids = torch.arange(1, count + 1, device=self._like.device).remainder_(vocabulary)
         expected = torch.log_softmax(self._model(input_ids=ids[None], use_cache=False).logits[0].float(), dim=-1)
         self._model.set_attn_implementation(ATTENTION_NAME)
         if self._model.config._attn_implementation != ATTENTION_NAME:
@@ -281,21 +298,14 @@ class TransformersEngine:
         none, self._tokens[slot, :count] = slot[:0], ids.cpu().numpy()
         rows = []
         for stop in range(min(5, count), count + 1):
-            done = int(self._cached[slot[0]])
-            one_more = stop - done == 1
-            decoding, extended = (slot, none) if one_more else (none, slot)
-            taken = np.full(len(extended), stop - done)
-            finished = np.arange(len(extended))
+            new = stop - self._cached[slot]
+            decoding, extended = (slot, none) if new[0] == 1 else (none, slot)
+            taken, finished = new[: len(extended)], np.arange(len(extended))
             plan = plan_step(self._tokens, self._cached, decoding, extended, taken, finished, self._like)
             rows.append(torch.log_softmax(self._forward(plan)[0].float(), dim=-1))
             self._cached[slot] = stop
         self._cached[slot] = 0
-        gap = float((torch.stack(rows) - expected[min(5, count) - 1 :]).abs().mean())
-        if not gap <= (1e-3 if self._like.dtype == torch.float32 else 0.1):
-            raise ConfigError(
-                f"{type(self._model).__name__} is no plain full-attention model: with cached keys and values its "
-                f"log-probabilities differ by {gap:.3g} on average"
-            )
+        return float((torch.stack(rows) - expected[min(5, count) - 1 :]).abs().mean())
 
 
 @dataclass
@@ -333,7 +343,7 @@ class SlotSession:
         if not self._closed:
             self._closed = True
             self._engine._release(self._slot)
-            self._engine._free.append(self._slot)
+            heappush(self._engine._free, self._slot)
 
 
 def start_transformers_engine(config: TrainConfig, folder: Path, version: int) -> tuple[TransformersEngine, Renderer]:

@@ -112,6 +112,8 @@ class _Worker:
         self._backlog: deque[RolloutRequest] = deque()
         self._idle: deque[asyncio.Future[RolloutRequest]] = deque()
         self._running = 0
+        self._started_since = 0
+        self._reserve = 1
         self._newest = -1
         self._pin: int | None = None
         self._dry = False
@@ -222,9 +224,14 @@ class _Worker:
             ) from error
 
     async def _turn_over(self) -> None:
-        """Lease, then look at versions, so that what was issued after a publication is served by those weights."""
-        idle = len(self._idle)
-        wanted = max((idle or self._reserve) - len(self._backlog), 0)
+        """Lease, then look at versions, so that what was issued after a publication is served by those weights.
+
+        While all lanes are busy, twice as many requests are held ready as were started since the last time: enough for
+        a lane that ends to go on at once, and no more, since other workers could serve them.
+        """
+        self._reserve = min(max(2 * self._started_since, self._engine.slots // 8, 1), self._engine.slots)
+        self._started_since = 0
+        wanted = max((len(self._idle) or self._reserve) - len(self._backlog), 0)
         leased, newest = await self._in(
             self._ports, self._ask, wanted, "running" if self._running else "idle", self._engine.version
         )
@@ -277,6 +284,9 @@ class _Worker:
             if request.policy_version == self._pin:
                 del self._backlog[index]
                 self._running += 1
+                self._started_since += 1
+                if len(self._backlog) < self._reserve // 2 and not self._dry:
+                    self._wake.set()
                 return request
         return None
 
@@ -307,11 +317,6 @@ class _Worker:
         self._stats.sampled_tokens, self._stats.processed_tokens = engine.sampled_tokens, engine.processed_tokens
         self._stats.swaps, self._stats.swap_s = engine.swaps, engine.swap_s
         self._stats.elapsed_s = time.monotonic() - self._started
-
-    @property
-    def _reserve(self) -> int:
-        """Requests held ready while all lanes are busy, so that a lane that ends starts the next at once."""
-        return max(1, self._engine.slots // 4)
 
     async def _in(self, executor: ThreadPoolExecutor, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(executor, function, *args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ class Ports:
 
 @pytest.fixture
 def ports(places: Places, ledger: Ledger, tmp_path: Path) -> Ports:
-    run = f"{start_run(ledger)}-fresh"
+    run = f"run-{secrets.token_hex(6)}"
     ledger.create_run(run, "tiny", "sao", {"rollout": {"max_attempts": 2}})
     ledger.begin_attempt(run)
     return Ports(places, ledger, run, tmp_path)
@@ -201,7 +202,8 @@ def test_a_resumed_learner_stands_at_its_checkpoint_and_loses_nothing(
     with pytest.raises(Fenced):
         ports.batches.claim(3)
     with pytest.raises(Fenced):
-        ports.updates.commit(UpdateRecord(3, 3, 3, {}, ()), None)
+        ports.updates.commit(UpdateRecord(3, 3, 3, {}, ()), ports.folder("clobbered"))
+    assert (feed.fetch(3) / "model.safetensors").read_text() == "v2 again"
     again.updates.close()
 
 
@@ -264,7 +266,23 @@ def test_rewound_rollouts_are_marked_so_that_their_age_is_forgiven(ports: Ports,
     ports.updates.publish_initial(ports.folder("v0"), step=0)
     ledger.issue(ports.run, prompts(2))
     ports.generate()
-    ports.step(1, "v1")
+    assert ports.step(1, "v1").rewound == frozenset()
     ledger.rewind(ports.run, 0)
-    rows = ledger.claim(ports.run, 1, 2)
-    assert [r.rewound for r in rows] == [1, 1]
+    again = ports.batches.claim(1)
+    assert again is not None
+    assert again.rewound == {rollout[0].trajectory_id for rollout in again.rollouts}
+
+
+def test_a_batch_is_claimed_while_other_rollouts_are_in_flight(
+    places: Places, ledger: Ledger, run: str, tmp_path: Path
+):
+    """The learner takes what is complete; it never waits for the slow ones."""
+    ports = Ports(places, ledger, run, tmp_path)
+    ledger.issue(run, prompts(5))
+    slow = LedgerRequests(ledger, run, new_worker_id("slow"), TRAIN, LEASE_S, attempt=ports.attempt)
+    assert len(slow.lease(2)) == 2
+    ports.generate(3)
+    batch = ports.batches.claim(1)
+    assert batch is not None
+    assert [r[0].request_number for r in batch.rollouts] == [2, 3]
+    assert batch.ready == 1

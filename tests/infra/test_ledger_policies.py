@@ -39,7 +39,7 @@ def test_old_policies_go_and_the_newest_stay(ledger: Ledger, run: str) -> None:
     assert removed(ledger, run) == []
     assert ledger.policy(run, 0).removed_at is not None
     assert ledger.policy(run, 3).removed_at is None
-    with pytest.raises(LedgerError, match="version 1 .* not in the store"):
+    with pytest.raises(LedgerError, match=r"version 1 .* not in the store"):
         ledger.issue(run, [NewRequest(Purpose.EVALUATE, "held-out", policy_version=1)])
 
 

@@ -13,7 +13,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from infra_fixtures import Places, make, prompts, start_run, train
+from infra_fixtures import make, prompts, start_run, train
 from sqlalchemy import text
 
 from infra.ledger import Ledger, LedgerError, LedgerTooNew, RunStatus, UnknownRun
@@ -98,7 +98,7 @@ def test_a_ledger_that_a_newer_version_wrote_is_refused(tmp_path: Path) -> None:
     ledger = Ledger(url)
     with ledger.engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(LedgerTooNew, match="schema 9999.*upgrade sao-pipeline"):
+    with pytest.raises(LedgerTooNew, match=r"schema 9999.*upgrade sao-pipeline"):
         Ledger(url)
 
 
@@ -135,11 +135,10 @@ def test_processes_that_open_a_new_ledger_at_once_migrate_it_once(tmp_path: Path
         assert Ledger(url).runs() == []
 
 
-def test_an_operation_outlives_a_restart_of_the_database(places: Places, ledger: Ledger, run: str) -> None:
-    if ledger.is_sqlite:
-        pytest.skip("SQLite has no server")
-    ledger.runs(limit=1)
-    with Ledger(places.database_url).engine.begin() as connection:
+def test_an_operation_outlives_a_restart_of_the_database(postgres_url: str) -> None:
+    ledger, other = Ledger(postgres_url, patience_s=5.0), Ledger(postgres_url)
+    run = start_run(ledger)
+    with other.engine.begin() as connection:
         killed = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()"
         assert connection.exec_driver_sql(killed).fetchall()
     assert ledger.issue(run, prompts(2), frontier=0) == [0, 1]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import sqlite3
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
-from infra_fixtures import LEASE_S, TRAIN, Places, group, policy, prompts, row, start_run
+from infra_fixtures import LEASE_S, TRAIN, Places, group, make, policy, prompts, row, start_run, train
+from sqlalchemy import event
 
 from infra.ledger import Ledger, RequestState, TrajectoryState
 from sao_core.trajectory import Outcome, Purpose
@@ -126,3 +129,45 @@ def check(ledger: Ledger, run: str, issued: int, accepted: set[str]) -> None:
     assert states.get(RequestState.DONE, 0) >= len(done)
     open_requests = sum(n for state, n in states.items() if state not in SETTLED)
     assert open_requests == queue["pending"] + queue["leased"]
+
+
+def test_no_statement_of_a_step_reads_a_whole_table(tmp_path: Path) -> None:
+    """On SQLite, whose planner says what it does: every access goes through an index, so nothing grows with the run."""
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    run = start_run(ledger)
+    statements: dict[str, Any] = {}
+
+    @event.listens_for(ledger.engine, "before_cursor_execute")
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
+        if statement.startswith(("SELECT", "UPDATE", "DELETE")) and not many:
+            statements[statement] = parameters
+
+    for step in (1, 2):
+        ledger.issue(run, [*prompts(2), *group(step, size=2)], frontier=None)
+        ledger.outstanding(run)
+        make(ledger, run, 4)
+        ledger.lease(run, "w", TRAIN, 1, LEASE_S)
+        ledger.heartbeat(run, "w", "generating", 0, "host", 1, LEASE_S, purposes=TRAIN)
+        ledger.can_claim(run, step, 4)
+        ids = train(ledger, run, step, 4)
+        assert len(ids) == 4
+        ledger.queue(run)
+        ledger.progress(run)
+        ledger.newest_policy(run, announced=True)
+        ledger.policy_steps(run, step)
+        ledger.recent_rewards(run, 8)
+        ledger.prompt_rewards(run, ["prompt-0"], 8)
+        ledger.rejected_since(run, ledger.now())
+        ledger.updates_since(run, step - 1)
+        ledger.last_update(run)
+        ledger.unreported_evaluations(run)
+        ledger.remove_policies(run, 1, 60.0)
+        ledger.set_checkpoint(run, step, "k", "0" * 64)
+        ledger.remove_checkpoints(run, 1)
+        ledger.lengths(run, 100)
+    assert len(statements) > 30
+    with sqlite3.connect(tmp_path / "ledger.db") as connection:
+        for statement, parameters in statements.items():
+            plan = [line[3] for line in connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+            scans = [step for step in plan if step.startswith("SCAN") and "CONSTANT ROW" not in step]
+            assert scans == [], statement

@@ -20,7 +20,7 @@ def test_an_object_is_stored_replaced_and_removed(objects: ObjectStore) -> None:
     objects.delete("runs/a/x.bin")
     objects.delete("runs/a/x.bin")
     assert not objects.exists("runs/a/x.bin")
-    with pytest.raises(ObjectMissing, match="runs/a/x.bin"):
+    with pytest.raises(ObjectMissing, match=r"runs/a/x\.bin"):
         objects.get("runs/a/x.bin")
 
 
@@ -68,7 +68,7 @@ def test_a_full_disk_leaves_the_old_object_and_nothing_half_made(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreFull, match="a/x.*make room"):
+    with pytest.raises(StoreFull, match=r"a/x.*make room"):
         store.put("a/x", b"better")
     assert store.get("a/x") == b"good"
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["x"]

@@ -20,7 +20,9 @@ VOCABULARY = 64
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 
 
-def build_model_folder(folder: Path, *, seed: int = 0, moe: bool = True, hidden: int = 32, vocabulary: int = VOCABULARY) -> Path:
+def build_model_folder(
+    folder: Path, *, seed: int = 0, moe: bool = True, hidden: int = 32, vocabulary: int = VOCABULARY
+) -> Path:
     """Save a random causal LM of a few layers with a tokenizer and a chat template."""
     shape: dict[str, Any] = {
         "vocab_size": vocabulary,

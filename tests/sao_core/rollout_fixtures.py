@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3MoeConfig
 
 from sao_core.environments.base import Environment, StepResult, Task
 from sao_core.models.policy import save_policy
-from sao_core.models.tiny import build_tokenizer
+from sao_core.models.tiny import CHAT_TEMPLATE, PAD, ROLES, build_tokenizer
+from sao_core.models.tiny import END as END_TEXT
 from sao_core.protocols import RolloutRequest
 from sao_core.rollout.engine import EngineStats, Sampled, StopReason
 from sao_core.trajectory import Message, Purpose, Role, Sampling
@@ -36,8 +38,21 @@ def tokenizer_with(template: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def small_model(seed: int = 0, *, moe: bool = True, vocabulary: int = len(TOKENIZER)) -> Any:
-    """A random causal LM with grouped-query attention, whose distributions are far from uniform."""
+def letter_tokenizer() -> PreTrainedTokenizerFast:
+    """Ten letters and the special tokens: so few that a random policy ends its turns now and then."""
+    specials = [PAD, END_TEXT, *(f"<|{role}|>" for role in ROLES)]
+    words = {word: index for index, word in enumerate([*specials, *"abcdefghij"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END_TEXT, pad_token=PAD, chat_template=CHAT_TEMPLATE
+    )
+
+
+def small_model(seed: int = 0, *, moe: bool = True, vocabulary: int = len(TOKENIZER), spread: float = 0.3) -> Any:
+    """A random causal LM with grouped-query attention; with the usual ``spread`` far from uniform."""
     shape: dict[str, Any] = {
         "vocab_size": vocabulary,
         "hidden_size": 32,
@@ -47,7 +62,7 @@ def small_model(seed: int = 0, *, moe: bool = True, vocabulary: int = len(TOKENI
         "num_key_value_heads": 2,
         "head_dim": 8,
         "max_position_embeddings": 512,
-        "initializer_range": 0.3,
+        "initializer_range": spread,
         "eos_token_id": None,
         "pad_token_id": None,
         "bos_token_id": None,

@@ -112,9 +112,7 @@ def test_folder_that_lacks_weights_is_refused_instead_of_filled_at_random(tmp_pa
 
 
 def test_model_that_is_no_causal_lm_is_refused(tmp_path: Path) -> None:
-    config = BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=32
-    )
+    config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=32)
     BertForMaskedLM(config).save_pretrained(tmp_path / "bert")
     with pytest.raises(ConfigError, match="no causal LM but BertForMaskedLM"):
         load_policy(tmp_path / "bert")
