@@ -17,6 +17,8 @@ from infra.settings import Settings
 from sao_core.trajectory import Purpose
 
 REFRESH_S = 0.5
+PLAIN_STATE_EVERY_S = 5.0
+"""Without a terminal a stage says how far it is this often; every update still has its line."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -47,13 +49,13 @@ class LiveProgress:
                 while not self._done.wait(REFRESH_S):
                     live.update(self._panel())
             return
-        said = ""
+        said, said_at = "", 0.0
         while True:
             last = self._done.wait(REFRESH_S)
-            line = self._line()
-            if line and line != said:
+            line, now = self._line(), time.monotonic()
+            if line != said and (self._updates or last or now - said_at >= PLAIN_STATE_EVERY_S):
                 self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-                said = line
+                said, said_at = line, now
             if last:
                 return
 
@@ -162,7 +164,7 @@ def print_result(ledger: Ledger, settings: Settings, run_id: str, console: Conso
     evaluations = ledger.evaluations(run_id)
     if evaluations:
         console.print(evaluation_table(evaluations))
-    console.print(links(ledger, settings, run_id), highlight=False)
+    console.print(links(ledger, settings, run_id), highlight=False, soft_wrap=True)
     next_steps = [f"sao show {run_id}", "sao runs", f"sao export {run_id} my-agent"]
     if trained := ledger.trajectories(run_id, Purpose.TRAIN, step=ledger.last_step(run_id)):
         next_steps.insert(1, f"sao trajectory {trained[0].trajectory_id}")

@@ -50,12 +50,20 @@ def train_here(config: TrainConfig, settings: Settings, run_id: str, console: Co
     if status is RunStatus.COMPLETED:
         print_result(ledger, settings, run_id, console)
     elif status is RunStatus.CANCELLED:
-        console.print(f"stopped with a checkpoint. Continue with: sao train --resume {run_id}", highlight=False)
+        console.print(stopped_message(ledger, run_id), highlight=False, soft_wrap=True)
     else:
         reason = ledger.run(run_id).message or str(error)
-        console.print(f"[red]failed:[/red] {reason}", highlight=False)
-        console.print(f"logs: {settings.logs(run_id)}\ncontinue with: sao train --resume {run_id}", highlight=False)
+        console.print(f"failed: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"logs: {settings.logs(run_id)}", highlight=False, soft_wrap=True)
+        console.print(f"continue with: sao train --resume {run_id}", highlight=False, soft_wrap=True)
     _leave(0 if status is RunStatus.COMPLETED else 1)
+
+
+def stopped_message(ledger: Ledger, run_id: str) -> str:
+    """What a stopped run kept, and how to go on."""
+    checkpoint = ledger.latest_checkpoint(run_id)
+    kept = f"with the checkpoint of step {checkpoint.step}" if checkpoint else "before its first checkpoint"
+    return f"stopped {kept}. Continue with: sao train --resume {run_id}"
 
 
 def _run_flow(config: TrainConfig, run_id: str) -> BaseException | None:

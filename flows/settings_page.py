@@ -14,8 +14,8 @@ from sao_core.environments import base as environments
 
 HEAD = """# Settings
 
-Every setting of a training run, its default and what it is for; `sao settings` prints this page. A recipe is a YAML file
-of these, and `sao train RECIPE --set section.key=value` overrides one. Settings of an environment stand under
+Every setting of a training run, its default and what it is for; `sao settings` prints this page. A recipe is a YAML
+file of these, and `sao train RECIPE --set section.key=value` overrides one. Settings of an environment stand under
 `environment.options`.
 """
 

@@ -70,7 +70,7 @@ def print_run(ledger: Ledger, places: Settings, run: RunRecord, console: Console
         for purpose, states in purposes.items():
             numbers = ", ".join(f"{n} {state}" for state, n in states.items())
             console.print(f"{what} for {purpose}: {numbers}", highlight=False, markup=False)
-    console.print(links(ledger, places, run.run_id), highlight=False)
+    console.print(links(ledger, places, run.run_id), highlight=False, soft_wrap=True)
     console.print(yaml.safe_dump(dict(run.config), sort_keys=False), markup=False, highlight=False)
 
 

@@ -5,6 +5,7 @@ Nothing is dropped for age unless a setting says so. What is left out is named w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -31,12 +32,13 @@ def refusal(rollout: Rollout, config: TrainConfig, policy_steps: Mapping[int, in
     if first.outcome is Outcome.TRUNCATED and config.algorithm.truncation == "exclude":
         return "truncated"
     s = first.sampling
-    if s.greedy or s.top_p != 1.0 or s.top_k != 0 or s.temperature != config.rollout.temperature:
+    same_temperature = math.isclose(s.temperature, config.rollout.temperature, rel_tol=1e-6)
+    if s.greedy or s.top_p != 1.0 or s.top_k != 0 or not same_temperature:
         return "sampling"
     limit = config.asynchrony.max_token_age
     if policy_steps is not None and limit is not None and config.asynchrony.stale == "reject":
         oldest = min(segment.version_min for segment in rollout)
-        if step - 1 - policy_steps[oldest] > limit:
+        if step - 1 - _step_of(oldest, policy_steps) > limit:
             return "stale"
     return None
 
@@ -44,12 +46,18 @@ def refusal(rollout: Rollout, config: TrainConfig, policy_steps: Mapping[int, in
 def token_ages(policy_versions: Tensor, policy_steps: Mapping[int, int], step: int) -> Tensor:
     """Updates between the policy that sampled a token and the policy that ``step`` trains (that of step − 1).
 
-    ``policy_versions`` (B, T), −1 off the mask → ages (B, T), 0 off the mask. Raises KeyError for a version without
+    ``policy_versions`` (B, T), −1 off the mask → ages (B, T), 0 off the mask. Raises ValueError for a version without
     a step.
     """
     versions, where = torch.unique(policy_versions, return_inverse=True)
-    steps = [step - 1 if version < 0 else policy_steps[version] for version in versions.tolist()]
+    steps = [step - 1 if version < 0 else _step_of(version, policy_steps) for version in versions.tolist()]
     return step - 1 - torch.tensor(steps, device=policy_versions.device)[where]
+
+
+def _step_of(version: int, policy_steps: Mapping[int, int]) -> int:
+    if version not in policy_steps:
+        raise ValueError(f"policy version {version} has no step: known are {sorted(policy_steps)}")
+    return policy_steps[version]
 
 
 def group_numbers(rollouts: Sequence[Rollout]) -> list[int]:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+SAME_RETURN = 1e-6
+"""Returns whose spread is within this share of their size differ by rounding only."""
 
 
 def explained_variance(returns: Tensor, values: Tensor) -> float | None:
@@ -31,7 +35,7 @@ def explained_variance(returns: Tensor, values: Tensor) -> float | None:
             f"returns and values must have one shape: got {tuple(returns.shape)} and {tuple(values.shape)}"
         )
     targets = returns.detach().double().flatten()
-    if targets.numel() < 2 or bool((targets == targets[0]).all()):
+    if targets.numel() < 2 or bool(targets.max() - targets.min() <= SAME_RETURN * targets.abs().max()):
         return None
     unexplained = (targets - values.detach().double().flatten()).var(correction=0)
     return float(1 - unexplained / targets.var(correction=0))
@@ -127,7 +131,7 @@ def used_by_length(lengths: Sequence[int], used: Sequence[bool], parts: int = 10
         raise ValueError(f"parts must be at least 1: got {parts}")
     by_length = [flag for _, flag in sorted(zip(lengths, used, strict=True), key=lambda pair: pair[0])]
     cuts = [round(part * len(by_length) / parts) for part in range(parts + 1)]
-    slices = [by_length[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)]
+    slices = [by_length[start:stop] for start, stop in pairwise(cuts)]
     return tuple(sum(part) / len(part) if part else None for part in slices)
 
 

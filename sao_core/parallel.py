@@ -28,6 +28,7 @@ from sao_core.quiet import quiet_libraries
 Module = TypeVar("Module", bound=nn.Module)
 
 MAX_SKIPPED_IN_A_ROW = 3
+COUNTERS = "counters.json"
 _BUCKET_MULTIPLE = 512
 _BUCKET_ELEMENTS = 976_562 * _BUCKET_MULTIPLE
 """DeepSpeed allocates a whole bucket at once; half a billion elements are its default for large models."""
@@ -224,20 +225,31 @@ class Engine(Generic[Module]):
         with _quiet():
             self._engine.save_checkpoint(str(folder), tag="engine")
         if self.rank == 0:
-            counters = {"updates": self.updates, "skipped": self.skipped, "world_size": self.world_size}
-            (folder / "counters.json").write_text(json.dumps(counters))
+            counters = {"updates": self.updates, "skipped": self.skipped, "sharding": self._sharding()}
+            (folder / COUNTERS).write_text(json.dumps(counters))
 
     def load(self, folder: Path) -> None:
-        """Restore what :meth:`save` wrote. Learning rate, decay and betas stay those of this engine's settings."""
+        """Restore what :meth:`save` wrote. Learning rate, decay and betas stay those of this engine's settings.
+
+        Raises ConfigError if another number of ranks or another ZeRO stage wrote it: shards do not fit then.
+        """
+        counters = json.loads((folder / COUNTERS).read_text())
+        written, present = counters["sharding"], self._sharding()
+        if written != present:
+            raise ConfigError(
+                f"the checkpoint in {folder} was written with {written}; resume with the same: got {present}"
+            )
         with _quiet():
             loaded, _ = self._engine.load_checkpoint(str(folder), tag="engine")
         if loaded is None:
             raise FileNotFoundError(f"no engine checkpoint in {folder}")
-        counters = json.loads((folder / "counters.json").read_text())
         self.updates, self.skipped = counters["updates"], counters["skipped"]
         self._skipped_in_a_row = 0
         for group in self._engine.optimizer.param_groups:
             group.update(betas=self.settings.betas, weight_decay=self.settings.weight_decay)
+
+    def _sharding(self) -> dict[str, int]:
+        return {"ranks": self.world_size, "learner.zero_stage": self._engine.zero_optimization_stage()}
 
     def close(self) -> None:
         """Release hooks and buffers; the module must not be used afterwards."""

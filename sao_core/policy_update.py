@@ -50,7 +50,7 @@ class PolicyModel:
         self.algorithm = algorithm
         disable_dropout(policy)
         if config.model.gradient_checkpointing:
-            policy.gradient_checkpointing_enable({"use_reentrant": False})
+            policy.activation_checkpointing_enable()
         scorer = TokenScorer(policy, config.rollout.temperature, config.model.logprob_chunk_tokens)
         scorer.check()
         settings = config.policy

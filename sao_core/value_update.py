@@ -51,7 +51,7 @@ class ValueModel:
             # is frozen, so its inputs would have none, and its weights would go before they are used.
             critic.model.enable_input_require_grads()
         if config.model.gradient_checkpointing:
-            critic.model.gradient_checkpointing_enable({"use_reentrant": False})
+            critic.model.activation_checkpointing_enable()
         self.engine = Engine(
             critic,
             OptimizerSettings(

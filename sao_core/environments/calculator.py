@@ -34,7 +34,7 @@ MAX_OPERATIONS = 4
 WORDS = {"+": "plus", "-": "minus", "*": "times"}
 MISREAD_AS = {"+": "-", "-": "*", "*": "+"}
 """What the demonstrator takes an operator for when it misreads one: always the same wrong one."""
-OPENINGS = ("what is", "compute", "find")
+OPENINGS = ("compute", "find", "solve")
 INSTRUCTIONS = (
     "You may use a calculator. To call it, write `calc: ` and an expression such as `7*3-4`. "
     "When you know the result, write `answer: ` and the number."

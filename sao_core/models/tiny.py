@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 """Every message is rendered by itself, so a longer conversation always extends a shorter one."""
 
 _SAMPLE_TEXTS = (
-    "what is 1 plus 2 minus 3 times 4",
+    "solve 1 plus 2 minus 3 times 4",
     "compute 1",
     "find 1",
     "calc: 1",

@@ -214,23 +214,17 @@ def slot_attention(
 def _decode(query: Tensor, key: Tensor, value: Tensor, rows: Decoding, scaling: float | None) -> Tensor:
     longest, heads = rows.mask.shape[-1], key.shape[1]
     grouped = query.reshape(rows.count, heads, -1, query.shape[-1])
-    if not rows.in_place:
+    if rows.in_place:
+        key, value = key[: rows.in_place, :, :longest], value[: rows.in_place, :, :longest]
+    else:
         key, value = key[:, :, :longest].index_select(0, rows.slots), value[:, :, :longest].index_select(0, rows.slots)
-        return _attend(grouped, key, value, rows.mask, scaling).reshape(*query.shape[:2], -1)
-    key, value = key[: rows.in_place, :, :longest], value[: rows.in_place, :, :longest]
-    if rows.in_place == rows.count:
-        return _attend(grouped, key, value, rows.mask, scaling).reshape(*query.shape[:2], -1)
-    spread = grouped.index_select(0, rows.row_of_slot)
-    attended = _attend(spread, key, value, rows.mask, scaling)
-    return attended.index_select(0, rows.slots).reshape(*query.shape[:2], -1)
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """Attention of single tokens; on a CPU, PyTorch's fused kernel takes a third longer than plain products."""
-    if query.device.type != "cpu" or query.dtype != torch.float32:
-        return scaled_dot_product_attention(query, key, value, mask, scale=scaling)
-    scores = torch.matmul(query * (query.shape[-1] ** -0.5 if scaling is None else scaling), key.transpose(2, 3))
-    return torch.matmul(torch.softmax(scores.add_(mask), dim=-1), value)
+    scattered = rows.in_place > rows.count
+    if scattered:
+        grouped = grouped.index_select(0, rows.row_of_slot)
+    attended = scaled_dot_product_attention(grouped, key, value, rows.mask, scale=scaling)
+    if scattered:
+        attended = attended.index_select(0, rows.slots)
+    return attended.reshape(rows.count, query.shape[1], -1)
 
 
 def _extend(packed: Tensor, key: Tensor, value: Tensor, rows: Extension, scaling: float | None) -> Tensor:

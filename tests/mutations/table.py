@@ -43,14 +43,16 @@ TABLE = (
         "sao_core/objectives.py",
         "weight = torch.where(keep, ratio * _wide(advantages.detach()), 0.0)",
         "weight = torch.where(\n"
-        "        mask, log_ratio.nan_to_num().clamp(*_log_bounds(eps_low, eps_high)).exp() * _wide(advantages.detach()), 0.0\n"
+        "        mask, log_ratio.nan_to_num().clamp(*_log_bounds(eps_low, eps_high)).exp()\n"
+        "        * _wide(advantages.detach()), 0.0\n"
         "    )",
         "tests/sao_core/test_objectives.py",
     ),
     Mutation(
         "the weight is not detached",
         "sao_core/objectives.py",
-        "    log_ratio = _log_ratio(logprobs, behavior_logprobs)\n    ratio = torch.exp(torch.where(keep, log_ratio, 0.0))",
+        "    log_ratio = _log_ratio(logprobs, behavior_logprobs)\n"
+        "    ratio = torch.exp(torch.where(keep, log_ratio, 0.0))",
         "    log_ratio = _wide(logprobs) - _wide(behavior_logprobs.detach())\n"
         "    ratio = torch.exp(torch.where(keep, log_ratio, 0.0))",
         "tests/sao_core/test_objectives.py",

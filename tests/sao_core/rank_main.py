@@ -11,7 +11,7 @@ from learner_fixtures import make_batch, make_config, random_rollouts
 from sao_core.learner import Learner
 from sao_core.parallel import init_distributed
 
-STAGES = (1, 3)
+STAGES = (0, 1, 2, 3)
 ROLLOUTS = 5
 
 

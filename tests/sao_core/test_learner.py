@@ -110,18 +110,24 @@ def test_advantages_use_values_from_after_the_critic_updates(folder: Path) -> No
 
 
 def test_behavior_logprobs_are_those_recorded(folder: Path) -> None:
-    learner = _learner(folder)
     (trajectory,) = random_rollouts(1)[0]
+    learner = _learner(folder)
     own = learner.policy.logprobs(learner.prepare([(trajectory,)]))[0].numpy()
     mask = trajectory.action_mask
-    near, far = own.copy(), own.copy()
-    near[mask] -= np.float32(math.log(5.9))
-    far[mask] -= np.float32(math.log(6.1))
-    for behavior, rejected, ratio in ((near, 0.0, 5.9), (far, 1.0, 6.1)):
+
+    def step_with(ratio: float) -> tuple[dict[str, float], Any]:
+        behavior = np.where(mask, own - np.float32(math.log(ratio)), np.float32(0))
         changed = make_trajectory(0, trajectory.token_ids, mask, 1.0, behavior_logprobs=behavior)
-        metrics = _step(_learner(folder), make_batch([(changed,)]))
-        assert metrics["policy/band_rejected"] == rejected
-        assert metrics["policy/ratio_mean"] == pytest.approx(ratio, rel=1e-4)
+        learner = _learner(folder)
+        return _step(learner, make_batch([(changed,)])), learner.token_records()["t0"]
+
+    metrics, record = step_with(5.9)
+    assert metrics["policy/loss"] == pytest.approx(-5.9 * np.mean((record["advantages"] * own)[mask]), rel=1e-4)
+    assert metrics["policy/ratio_mean"] == pytest.approx(5.9, rel=1e-4)
+    assert record["kept"].sum() == mask.sum()
+    metrics, record = step_with(6.1)
+    assert (metrics["policy/loss"], metrics["policy/grad_norm"], metrics["policy/band_rejected"]) == (0.0, 0.0, 1.0)
+    assert not record["kept"].any()
 
 
 def test_policy_follows_the_sign_of_the_advantage(folder: Path) -> None:
@@ -305,3 +311,27 @@ def test_penalties_change_the_gradient(folder: Path) -> None:
         states.append(learner.policy.logprobs(data))
     assert torch.allclose(states[0], states[1], atol=1e-4), "KL to the policy itself has no gradient"
     assert not torch.allclose(states[0], states[2], atol=1e-3)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_recomputing_activations_changes_no_number(folder: Path, stage: int) -> None:
+    batch = make_batch(random_rollouts(8))
+    plain = _learner(folder, learner={"zero_stage": stage})
+    saving = _learner(folder, learner={"zero_stage": stage}, model={"gradient_checkpointing": True})
+    assert _step(saving, batch) == pytest.approx(_step(plain, batch), rel=1e-5, abs=1e-6)
+    assert saving.policy.engine.module.policy.is_activation_checkpointing
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_bfloat16_trains_close_to_float32(folder: Path, stage: int) -> None:
+    batch = make_batch(_on_policy(folder))
+    half = _learner(folder, model={"dtype": "bfloat16"}, learner={"zero_stage": stage})
+    assert half.logprob_gap(batch.rollouts) < 0.1
+    expected, metrics = _step(_learner(folder), batch), _step(half, batch)
+    for name in ("value/loss", "value/grad_norm", "policy/loss", "policy/grad_norm", "policy/entropy"):
+        assert metrics[name] == pytest.approx(expected[name], rel=0.1, abs=0.02), name
+
+
+def test_version_without_a_step_is_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match="policy version 1 has no step"):
+        _learner(folder).update_value(make_batch(random_rollouts(2)), {0: 0})

@@ -12,6 +12,7 @@ import torch
 from learner_fixtures import build_model_folder, make_batch, make_config, random_rollouts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sao_core.config import ConfigError
 from sao_core.learner import Learner
 from sao_core.models.critic import Critic
 from sao_core.random_state import load_random_state, save_random_state, seed_all
@@ -56,8 +57,9 @@ def test_learning_rates_of_the_present_configuration_take_effect(tmp_path: Path)
     assert resumed.learning_rates == pytest.approx({"policy": 1e-4, "critic": 5e-3})
 
 
-def test_checkpoint_is_a_model_folder_with_its_critic(tmp_path: Path) -> None:
-    learner = _learner(build_model_folder(tmp_path / "policy"))
+@pytest.mark.parametrize("stage", [1, 3])
+def test_checkpoint_is_a_model_folder_with_its_critic(tmp_path: Path, stage: int) -> None:
+    learner = _learner(build_model_folder(tmp_path / "policy"), learner={"zero_stage": stage})
     assert not learner.critic_pretrained
     _steps(learner, 1, 2)
     learner.save_checkpoint(tmp_path / "checkpoint")
@@ -68,6 +70,13 @@ def test_checkpoint_is_a_model_folder_with_its_critic(tmp_path: Path) -> None:
     critic = Critic.load(tmp_path / "checkpoint" / "critic", "float32", "cpu")
     trained = learner.critic.engine.state_dict()
     assert all(torch.equal(p, trained[name]) for name, p in critic.named_parameters())
+
+
+def test_checkpoint_of_another_sharding_is_refused(tmp_path: Path) -> None:
+    learner = _learner(build_model_folder(tmp_path / "policy"))
+    learner.save_checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match=r"'learner\.zero_stage': 1}; resume with the same: got .*: 2}"):
+        _learner(tmp_path / "checkpoint", learner={"zero_stage": 2}).load_checkpoint(tmp_path / "checkpoint")
 
 
 def test_run_without_a_critic_checkpoints_its_policy_alone(tmp_path: Path) -> None:

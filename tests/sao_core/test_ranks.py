@@ -14,7 +14,7 @@ def test_two_ranks_make_the_same_step_as_one(tmp_path: Path) -> None:
     folder = build_model_folder(tmp_path / "policy")
     torch.multiprocessing.spawn(main, (str(tmp_path),), nprocs=2)
     results = torch.load(tmp_path / "results.pt", weights_only=True)
-    alone = one_step(folder, STAGES[0])
+    alone = one_step(folder, 1)
     for stage in STAGES:
         assert results[stage]["metrics"] == pytest.approx(alone["metrics"], rel=1e-5, abs=1e-6), stage
         for model in ("policy", "critic"):

@@ -30,7 +30,7 @@ def _predictable(count: int, seed: int = 0) -> list[Rollout]:
     return rollouts
 
 
-def test_critic_explains_a_reward_that_follows_from_the_prompt(tmp_path: Path) -> None:
+def test_critic_learns_a_reward_that_follows_from_the_prompt(tmp_path: Path) -> None:
     config = make_config(critic={"pretrain": PRETRAIN})
     learner = Learner(config, build_model_folder(tmp_path / "policy"), seed=0, device="cpu")
     before = learner.critic.engine.state_dict()
