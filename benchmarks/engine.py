@@ -31,7 +31,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 class Load:
-    """Endless rollouts in all slots; each turn's length is uniform between half and one and a half of the mean."""
+    """Endless rollouts in all slots; each turn's length is uniform within a quarter of the mean."""
 
     def __init__(
         self, engine: TransformersEngine, turns: int, tokens: int, vocabulary: int, clock: Callable[[], float]
@@ -47,7 +47,7 @@ class Load:
             session = self.engine.open(Sampling(), number)
             new_ids = self.random.integers(1, self.vocabulary, PROMPT_TOKENS).tolist()
             for _ in range(self.turns):
-                length = int(self.random.integers(self.mean // 2, self.mean * 3 // 2 + 1))
+                length = int(self.random.integers(self.mean * 3 // 4, self.mean * 5 // 4 + 1))
                 await session.extend_and_sample(new_ids, {-1}, length)
                 new_ids = self.random.integers(1, self.vocabulary, OBSERVATION_TOKENS).tolist()
             session.close()

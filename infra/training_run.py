@@ -49,7 +49,8 @@ def cpu_threads(config: TrainConfig) -> tuple[int, int, int]:
     workers = config.rollout.workers
     per_worker = max(1, cores // (workers + 1)) if config.asynchrony.enabled else cores
     beside = max(1, cores - workers * per_worker) if config.asynchrony.enabled else cores
-    return cores, config.learner.threads or beside, config.rollout.threads or per_worker
+    alone = config.learner.threads or cores
+    return alone, config.learner.threads or beside, config.rollout.threads or per_worker
 
 
 class TrainingRun:

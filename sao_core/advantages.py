@@ -23,7 +23,9 @@ WHITEN_STD_FLOOR = 1e-8
 CPU_BLOCK_TOKENS = 2**19
 """Tokens of GAE worked on at once on a CPU, so that the temporaries stay in its cache."""
 GPU_BLOCK_TOKENS = 2**28
-"""The same on a GPU, where only memory and 32-bit indices set a limit."""
+"""The same on a GPU, where only memory sets a limit."""
+EXACT_FLOAT32_COUNTS = 2**24
+"""Float32 counts tokens exactly up to here."""
 
 
 @overload
@@ -94,34 +96,33 @@ def skip_observation_gae(
     if bool(outside.any()):
         raise ValueError(f"lam must be in [0, 1]: got {lams[outside][0].item()}")
     bootstraps = _per_row(bootstrap_value, "bootstrap_value", values)
-    dtype = torch.float64 if values.dtype is torch.float64 else torch.float32
+    dtype = result = torch.float64 if values.dtype is torch.float64 else torch.float32
+    if torch.get_float32_matmul_precision() != "highest" or num_tokens >= EXACT_FLOAT32_COUNTS:
+        dtype = torch.float64
     advantages = torch.empty(values.shape, dtype=dtype, device=values.device)
     returns = torch.empty_like(advantages)
     if values.numel() == 0:
-        return advantages, returns
-    if torch.get_float32_matmul_precision() != "highest":
-        dtype = torch.float64  # or products in float32 would keep three digits
+        return advantages.to(result), returns.to(result)
     room = CPU_BLOCK_TOKENS if values.device.type == "cpu" else GPU_BLOCK_TOKENS
     size = min(num_rows, max(1, room // num_tokens))
     packer = Packer(size, num_tokens, dtype, values.device)
     scan = BackwardScan(gamma * lams, packer.width, dtype)
-    buffers = torch.zeros(5, size, packer.width, dtype=dtype, device=values.device)
+    packed, scanned = torch.empty(2, size, packer.width, dtype=dtype, device=values.device)
+    work = torch.empty(size, num_tokens, dtype=dtype, device=values.device)
     discount, step = (gamma * lams).to(dtype)[:, None], (gamma * (1 - lams)).to(dtype)[:, None]
     end = (gamma * bootstraps).to(dtype)[:, None]
     for start in range(0, num_rows, size):
         rows = slice(start, min(start + size, num_rows))
         reward, value, mask = rewards[rows].to(dtype), values[rows].to(dtype), action_mask[rows].bool()
-        kept_reward, kept_value, terms, packed, behind = buffers[:, : len(mask)]
+        here = slice(0, len(mask))
         packer.place(mask)
-        reward = packer.keep(reward, out=kept_reward[:, :num_tokens])
-        value = packer.keep(value, out=kept_value[:, :num_tokens])
-        torch.mul(reward, discount[rows], out=terms[:, :num_tokens]).addcmul_(value, step[rows])
-        packer.pack(terms, end[rows], out=packed)
-        packer.unpack_next(scan.run(packed, rows, out=terms), out=behind)
-        following = packer.keep(behind[:, :num_tokens], out=behind[:, :num_tokens])
-        torch.add(following, reward, out=returns[rows])
-        torch.sub(returns[rows], value, out=advantages[rows])
-    return advantages, returns
+        terms = torch.mul(reward, discount[rows], out=work[here]).addcmul_(value, step[rows])
+        packer.pack(terms, end[rows], out=packed[here])
+        scan.run(packed[here], rows, out=scanned[here])
+        row_returns = packer.unpack_next(scanned[here], out=work[here]).add_(reward)
+        packer.keep(row_returns, out=returns[rows])
+        packer.keep(row_returns.sub_(value), out=advantages[rows])
+    return advantages.to(result), returns.to(result)
 
 
 @torch.no_grad()

@@ -60,34 +60,31 @@ class BackwardScan:
 class Packer:
     """Moves the masked tokens of up to B rows of T tokens together and back, one set of rows after another.
 
-    Keeps its arrays: fresh ones for each set would cost more in page faults than the arithmetic does.
+    In a row the masked tokens take places 1, 2, …; place 0 is for the others. Keeps its arrays: fresh ones for each set
+    would cost more in page faults than the arithmetic does.
     """
 
     def __init__(self, rows: int, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-        width = padded(tokens + 2)  # beyond the last token: one place for the end, one for what looks behind it
+        self.width = padded(tokens + 2)  # place 0, and one behind the last token's for the end
+        self._mask = torch.zeros(rows, padded(tokens), dtype=dtype, device=device)
+        self._counts = torch.empty(rows, padded(tokens), dtype=dtype, device=device)
         self._bits = torch.empty(rows, tokens, dtype=_integer_like(dtype), device=device)
-        self._places = torch.empty(rows, width, dtype=torch.int32, device=device)
-        self._counts = torch.zeros(rows, width, dtype=dtype, device=device)
-        self._starts = torch.arange(rows, dtype=torch.int32, device=device)[:, None] * width
-        self._before = torch.ones(BLOCK, BLOCK, dtype=dtype, device=device).triu(1)
-        self.width = width
+        self._places = torch.empty(rows, tokens, dtype=torch.int64, device=device)
+        self._upto = torch.ones(BLOCK, BLOCK, dtype=dtype, device=device).triu()
 
     def place(self, mask: Tensor) -> None:
-        """Take the (b, T) bool mask of the next rows, b ≤ B.
-
-        A masked token's place is the number of masked ones before it in its row. The others share the place of
-        the next masked one, or of the end.
-        """
+        """Give the tokens of the next rows their places: ``mask`` (b, T) bool, b ≤ B."""
         b, tokens = mask.shape
         self._rows = slice(0, b)
         self._bits[:b].copy_(mask.view(torch.int8)).neg_()
-        counts, places = self._counts[:b], self._places[:b].view(b, -1, BLOCK)
-        counts[:, :tokens] = mask.view(torch.int8)
-        within = torch.mm(counts.view(-1, BLOCK), self._before).view(b, -1, BLOCK)
-        per_block = (within[..., -1] + counts[:, BLOCK - 1 :: BLOCK]).int()
-        upto = per_block.cumsum(1, dtype=torch.int32)
-        places.copy_(within).add_((upto - per_block + self._starts[:b])[..., None])
-        self._ends = upto[:, -1:].long()
+        self._mask[:b, :tokens] = mask.view(torch.int8)
+        counts = self._counts[:b]
+        torch.mm(self._mask[:b].view(-1, BLOCK), self._upto, out=counts.view(-1, BLOCK))
+        per_block = counts[:, BLOCK - 1 :: BLOCK]
+        upto = per_block.cumsum(1)
+        self._ends = upto[:, -1:].long() + 1
+        counts.view(b, -1, BLOCK).add_((upto - per_block)[..., None])
+        self._places[:b] = self.keep(counts[:, :tokens], out=counts[:, :tokens])
 
     def keep(self, x: Tensor, out: Tensor) -> Tensor:
         """Write ``x`` (b, T) to ``out`` with 0 off the mask, whatever stands there.
@@ -99,18 +96,14 @@ class Packer:
         return out
 
     def pack(self, x: Tensor, end: Tensor, out: Tensor) -> Tensor:
-        """Write the masked tokens of ``x`` (b, width) side by side to ``out``, then ``end`` (b, 1), then zeros.
-
-        ``x`` must be 0 off the mask, since those tokens are added to the place that they share. Beyond T any value may
-        stand: it meets only the place that ``end`` takes.
-        """
-        out.zero_().view(-1).index_add_(0, self._places[self._rows].view(-1), x.view(-1))
-        return out.scatter_(1, self._ends, end)
+        """Write the masked tokens of ``x`` (b, T) to their places in ``out`` (b, width), ``end`` (b, 1) behind them."""
+        out.zero_().scatter_(1, self._places[self._rows], x).scatter_(1, self._ends, end)
+        out[:, 0] = 0
+        return out
 
     def unpack_next(self, packed: Tensor, out: Tensor) -> Tensor:
-        """Write to ``out`` (b, width), for each masked token, what stands one place behind its own in ``packed``."""
-        torch.index_select(packed.view(-1)[1:], 0, self._places[self._rows].view(-1), out=out.view(-1))
-        return out
+        """Write to ``out`` (b, T), for each masked token, what stands one place behind its own in ``packed``."""
+        return torch.gather(packed[:, 1:], 1, self._places[self._rows], out=out)
 
 
 def padded(n: int) -> int:

@@ -57,7 +57,7 @@ def warm_start(
     lengths = np.array([ids.shape[0] for ids, _ in rows])
     rng = np.random.default_rng(seed)
     total = config.epochs * math.ceil(len(rows) / config.batch_size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=ADAM_BETAS, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=ADAM_BETAS, weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, total))
     scorer = TokenScorer(model, temperature=1.0, chunk_tokens=LOGPROB_CHUNK_TOKENS)
     losses: list[float] = []

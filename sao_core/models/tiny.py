@@ -47,7 +47,7 @@ _SAMPLE_TEXTS = (
 )
 INITIALIZER_RANGE = 0.1
 """Large, so that two narrow layers learn to copy within a few hundred steps; 0.02 takes several times as many."""
-ROPE_THETA = 100.0
+ROPE_THETA = 1000.0
 """Small, so that every rotary frequency tells positions apart within the few dozen tokens of a conversation."""
 
 _PIECE = r"\d| ?[A-Za-z]+:? ?"

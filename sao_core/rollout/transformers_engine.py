@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sao_core.config import ConfigError, TrainConfig
-from sao_core.models.experts import use_sorted_experts
+from sao_core.models.experts import use_cpu_experts
 from sao_core.models.policy import load_policy, load_tokenizer, load_weights
 from sao_core.rollout.engine import EngineError, EngineStats, Sampled, StopReason
 from sao_core.rollout.renderer import Renderer
@@ -88,7 +88,7 @@ class TransformersEngine:
         self._top_k = np.zeros(slots)
         self._greedy = np.zeros(slots)
         if self._like.device.type == "cpu":
-            use_sorted_experts(model)
+            use_cpu_experts(model)
         self._take_over_attention()
 
     @property

@@ -28,8 +28,10 @@ def store(home):
     return TrajectoryStore(ObjectStore(home.settings.object_store))
 
 
-def trajectories(ledger, store, run_id):
-    return [store.read(row) for row in ledger.trajectories(run_id)]
+@pytest.fixture(scope="module")
+def stored(ledger, store, finished):
+    """Every trajectory of the run as it is stored, by id."""
+    return {t.trajectory_id: t for rollout in store.read(ledger.trajectories(finished["run_id"])) for t in rollout}
 
 
 def test_the_run_completes_and_says_where_everything_is(finished, home):
@@ -61,28 +63,25 @@ def test_every_request_ended_in_a_final_state(ledger, finished):
         assert set(ledger.request_states(finished["run_id"], purpose)) <= final
 
 
-def test_ledger_rows_describe_the_stored_objects(ledger, store, finished):
+def test_ledger_rows_describe_the_stored_objects(ledger, stored, finished):
     rows = ledger.trajectories(finished["run_id"])
     assert len(rows) > UPDATES * BATCH
     for row in rows:
-        stored = store.read(row)
-        assert (stored.trajectory_id, stored.request_number, stored.attempt) == (
-            row.trajectory_id,
+        t = stored[row.trajectory_id]
+        assert (t.request_number, t.attempt, t.num_tokens, t.num_action_tokens, t.score) == (
             row.request_number,
             row.attempt,
-        )
-        assert (stored.num_tokens, stored.num_action_tokens, stored.score) == (
             row.num_tokens,
             row.num_action_tokens,
             row.score,
         )
-        validate_rollout([stored])
+        validate_rollout([t])
 
 
-def test_stored_logprobs_are_those_of_the_stored_weights_of_their_version(ledger, store, finished, home):
+def test_stored_logprobs_are_those_of_the_stored_weights_of_their_version(ledger, stored, finished, home):
     """Every action token, recomputed with the policy version that is recorded beside it."""
     run_id = finished["run_id"]
-    records = trajectories(ledger, store, run_id)
+    records = list(stored.values())
     root = home.folder / ".sao" / "objects"
     versions = sorted({int(v) for t in records for v in np.unique(t.policy_versions[t.action_mask])})
     assert len(versions) >= 3, "several versions sampled"
@@ -135,12 +134,12 @@ def test_evaluations_carry_the_hash_of_the_weights_they_used(ledger, finished, h
         assert len(rows) == 32
 
 
-def test_what_the_learner_saw_is_stored_per_token(ledger, store, finished, home):
+def test_what_the_learner_saw_is_stored_per_token(stored, finished, home):
     run_id = finished["run_id"]
     table = pq.read_table(home.folder / ".sao" / "objects" / "runs" / run_id / "updates" / "4.parquet").to_pylist()
     assert len(table) == BATCH
     for row in table:
-        t = store.read(ledger.trajectory(row["trajectory_id"]))
+        t = stored[row["trajectory_id"]]
         kept, advantages = np.array(row["kept"]), np.array(row["advantages"])
         assert kept.shape == t.action_mask.shape
         assert not kept[~t.action_mask].any()
@@ -168,7 +167,6 @@ def test_show_says_where_the_time_goes(finished, home):
         "orchestration",
         "ledger and storage",
         "waiting for rollouts",
-        "policy.lr" if False else "lr",
     ):
         assert part in shown
 

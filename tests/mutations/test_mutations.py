@@ -27,7 +27,7 @@ def copy_of_the_code(target: Path) -> Path:
 
 def run(test: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", test],
+        [sys.executable, "-m", "pytest", "-x", test],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,

@@ -71,8 +71,8 @@ def test_overrides_replace_what_the_preset_says() -> None:
     [
         (
             {"algorithm": {"name": "grpo"}, "critic": {"updates_per_batch": 2}},
-            "critic.updates_per_batch must be left empty, since algorithm.name=grpo has no critic: got 2; leave it out, or "
-            "choose an algorithm with a critic: sao, ",
+            "critic.updates_per_batch must be left empty, since algorithm.name=grpo has no critic: got 2; leave it "
+            "out, or choose an algorithm with a critic: sao, ",
         ),
         (
             {"algorithm": {"name": "running-mean"}, "critic": {"trainable": ["*"]}},

@@ -7,20 +7,19 @@ import pytest
 
 from sao_core.config import ConfigError
 from sao_core.environments import Task, get
+from sao_core.environments.arithmetic import MalformedExpression, evaluate
 from sao_core.environments.calculator import (
     MISREAD_AS,
     Calculator,
     CalculatorOptions,
     CalculatorTasks,
-    MalformedExpression,
     demonstrations,
-    evaluate,
 )
 from sao_core.trajectory import Message, Role
 
 OPTIONS = CalculatorOptions()
 SYMBOLS = {"plus": "+", "minus": "-", "times": "*"}
-QUESTION = Task("train/1", "2", {"question": "what is 7 times 3 minus 4", "result": 17})
+QUESTION = Task("train/1", "2", {"question": "solve 7 times 3 minus 4", "result": 17})
 
 
 def play(actions, options=OPTIONS, task=QUESTION):
@@ -35,7 +34,7 @@ def play(actions, options=OPTIONS, task=QUESTION):
 
 
 def expression_of(question):
-    words = question.removeprefix("what is ").removeprefix("compute ").removeprefix("find ").split()
+    _, *words = question.split()
     return "".join(SYMBOLS.get(word, word) for word in words)
 
 
@@ -77,7 +76,7 @@ def test_no_expression_takes_long():
 
 def test_a_call_is_answered_and_the_right_answer_earns_one():
     opening, (called, answered) = play(["calc: 7*3-4", "answer: 17"])
-    assert opening == (Message(Role.USER, "what is 7 times 3 minus 4"),)
+    assert opening == (Message(Role.USER, "solve 7 times 3 minus 4"),)
     assert called.observation == (Message(Role.TOOL, "17"),)
     assert (called.reward, called.terminated) == (0.0, False)
     assert (answered.reward, answered.terminated, answered.truncated) == (1.0, True, False)
