@@ -16,6 +16,7 @@ from flows.recipes import load_config, recipe_names, recipe_summary
 from infra.ledger import Ledger, LedgerError, UnknownRun
 from infra.ledger.database import ledger_url
 from infra.settings import Settings, SettingsError
+from sao_core.algorithms import describe_objective, resolve
 from sao_core.config import ConfigError, TrainConfig, parse_config
 
 app = typer.Typer(
@@ -176,13 +177,12 @@ def doctor(as_json: AsJson = False) -> None:
 
 def plan(config: TrainConfig, places: Settings, threads: tuple[int, int, int]) -> str:
     """What a run would start, as text."""
-    low, high = 1 - config.algorithm.eps_low, 1 + config.algorithm.eps_high
     alone, learner, worker = threads
     ledger = ledger_url(places.database_url).render_as_string(hide_password=True)
     return (
         f"would start: 1 learner ({learner} threads, {alone} before the first update), {config.rollout.workers} "
         f"rollout workers ({worker} threads, {config.rollout.slots} slots each), 1 evaluator\n"
-        f"{config.algorithm.name} keeps ratios in ({low:.2f}, {high:.2f})\n"
+        f"{config.algorithm.name}: {describe_objective(resolve(config), config.algorithm)}\n"
         f"ledger {ledger} · objects {places.object_store} · MLflow {places.tracking_uri} · "
         f"Prefect {places.prefect_api_url or 'a local server for the lifetime of the command'}"
     )

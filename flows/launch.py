@@ -20,6 +20,7 @@ from flows.display import LiveProgress, print_result
 from infra.ledger import Ledger, RunStatus
 from infra.services import prefect_environment, prefect_server
 from infra.settings import Settings
+from sao_core.algorithms import describe_objective, resolve
 from sao_core.config import TrainConfig
 from sao_core.environments import base as environments
 from sao_core.models.folder import check_model_folder
@@ -39,7 +40,8 @@ def train_here(config: TrainConfig, settings: Settings, run_id: str, console: Co
     """Run the training flow in this process, showing progress; exits with 0 (completed) or 1."""
     settings.home.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(settings.database_url)
-    console.print(f"run [bold]{run_id}[/bold] · state in {settings.home}", highlight=False)
+    objective = describe_objective(resolve(config), config.algorithm)
+    console.print(f"run {run_id} · {config.algorithm.name} {objective} · state in {settings.home}", highlight=False)
     with console.status("starting the Prefect server …") if settings.prefect_api_url is None else nullcontext():
         server = prefect_server(settings) if settings.prefect_api_url is None else None
     os.environ.update(prefect_environment(settings, server))

@@ -63,6 +63,7 @@ def print_run(ledger: Ledger, places: Settings, run: RunRecord, console: Console
         console.print(f"reward  {rewards[0]:.3f} {sparkline(rewards[:: max(1, len(rewards) // 60)])} {rewards[-1]:.3f}")
         console.print(_metrics_table(updates))
         console.print(_time_table(updates))
+        console.print(_lengths_line(ledger, run.run_id), highlight=False)
     evaluations = ledger.evaluations(run.run_id)
     if evaluations:
         console.print(evaluation_table(evaluations))
@@ -93,3 +94,12 @@ def _time_table(updates: list[UpdateRow]) -> Table:
         table.add_row(label, f"{value * 1000:.0f} ms", f"{value / whole:.0%}")
     table.add_row("one update", f"{whole * 1000:.0f} ms", "", style="bold")
     return table
+
+
+def _lengths_line(ledger: Ledger, run_id: str) -> str:
+    """Used ÷ issued by length decile: a share that falls to the right says that long rollouts are being lost."""
+    from sao_core.diagnostics import used_by_length
+
+    lengths = ledger.lengths(run_id)
+    shares = used_by_length([tokens for tokens, _ in lengths], [used for _, used in lengths])
+    return "used ÷ settled, shortest tenth to longest:  " + "  ".join("–" if s is None else f"{s:.2f}" for s in shares)

@@ -69,6 +69,7 @@ def learner(
     channel: Channel, run_id: str, attempt: int, settings: Settings, config: TrainConfig, threads: tuple[int, int]
 ) -> None:
     """The learner process: serves the verbs of :class:`sao_core.training.Training` until told to stop."""
+    from sao_core.parallel import NonFiniteGradients
     from sao_core.training import Stopped, Training
 
     ledger = Ledger(settings.database_url)
@@ -111,9 +112,12 @@ def learner(
     )
     try:
         channel.serve({verb.__name__: verb for verb in verbs})
-        training.close(keep=True)
+        training.close()
     except Stopped:
-        training.close(keep=True)
+        training.close()
+    except NonFiniteGradients:
+        training.close(finish_step=False)
+        raise
     updates.close()
     heart.stop("stopped")
     shutil.rmtree(scratch, ignore_errors=True)

@@ -11,6 +11,7 @@ results go is the protocols' business.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable
@@ -22,13 +23,15 @@ import torch
 from sao_core.config import ConfigError, TrainConfig
 from sao_core.environments.base import EnvironmentSpec
 from sao_core.learner import Learner
-from sao_core.models.policy import load_policy, load_tokenizer, save_policy
+from sao_core.models.policy import load_policy, load_tokenizer, resolve_device, save_policy
 from sao_core.models.tiny import build_tiny
 from sao_core.protocols import Batch, BatchSource, Rollout, UpdateRecord, UpdateSink
 from sao_core.rollout.renderer import Renderer
 from sao_core.trajectory import Message, Purpose
 from sao_core.value_pretraining import pretrain_value
 from sao_core.warm_start import read_conversations, warm_start
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.01
 
@@ -105,6 +108,8 @@ class Training:
         self.step = self._checkpointed_step = step
         self.version = int(state["version"])
         self._started -= float(state["elapsed_s"])
+        rates = ", ".join(f"{name} {rate:g}" for name, rate in self.learner.learning_rates.items())
+        logger.info("resumed at step %d with policy version %d; learning rates: %s", step, self.version, rates)
         return {"step": step, "version": self.version, "critic_pretrained": True}
 
     def _initial_policy(self) -> tuple[Path, dict[str, float]]:
@@ -125,8 +130,8 @@ class Training:
             conversations = read_conversations(Path(settings.path), limit=settings.demonstrations)
         else:
             conversations = self._demonstrations(settings.demonstrations)
-        device = torch.device("cuda" if self.config.learner.device == "auto" and torch.cuda.is_available() else "cpu")
-        model, tokenizer = load_policy(source, self.config.model.dtype, device), load_tokenizer(source)
+        model = load_policy(source, self.config.model.dtype, resolve_device(self.config.learner.device))
+        tokenizer = load_tokenizer(source)
 
         def on_step(done: int, total: int, loss: float) -> None:
             self._check_stop()
@@ -177,7 +182,7 @@ class Training:
     # --- one step -------------------------------------------------------------------------------
 
     def update_value(self, step: int) -> dict[str, float]:
-        """Claim the batch of ``step`` and make the K critic updates on it."""
+        """Claim the batch of ``step`` and make the K critic updates on it. A committed step is left alone."""
         if step == self.step:
             return {}
         orchestration_s = time.monotonic() - self._idle_since
@@ -268,13 +273,13 @@ class Training:
         self.updates.checkpoint(self.step, folder)
         self._checkpointed_step = self.step
 
-    def close(self, keep: bool) -> None:
-        """Leave; with ``keep``, first finish a step whose critic updates are done, and keep a checkpoint."""
-        if not hasattr(self, "learner"):
+    def close(self, finish_step: bool = True) -> None:
+        """Keep a checkpoint and leave; first ``finish_step``, if its critic updates are done."""
+        if self._checkpointed_step is None:
             return
-        if keep and self._batch is not None:
+        if finish_step and self._batch is not None:
             self.update_policy(self._batch.step)
-        if keep and self._checkpointed_step is not None and self._checkpointed_step != self.step:
+        if self._checkpointed_step != self.step:
             self.checkpoint()
         self.updates.flush()
 

@@ -18,7 +18,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3MoeConfig,
 )
-from transformers.utils import logging as transformers_logging
+
+from sao_core.quiet import quiet_libraries
 
 PAD = "<|pad|>"
 END = "<|end|>"
@@ -65,7 +66,7 @@ def build_tiny(folder: Path | str, seed: int) -> None:
     model.generation_config = GenerationConfig(
         eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id, do_sample=True, temperature=1.0
     )
-    transformers_logging.disable_progress_bar()
+    quiet_libraries()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

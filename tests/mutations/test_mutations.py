@@ -46,5 +46,3 @@ def test_mutation_turns_its_test_red(mutation: Mutation, tmp_path: Path) -> None
     done = run(mutation.test, folder)
     tests_failed = 1  # pytest's exit codes: 0 all passed, 1 some failed, 2 and above it could not run them
     assert done.returncode == tests_failed, done.stdout[-3000:] + done.stderr[-2000:]
-    assert " failed" in done.stdout
-    assert str(folder) in done.stdout or "FAILED" in done.stdout
