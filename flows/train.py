@@ -22,7 +22,7 @@ def train(config: TrainConfig, run_id: str) -> State:
         ready = prepare_policy(run)
         if ready["step"] == 0:
             request_evaluation(run, 0)
-            if run.algorithm.critic_updates and not ready["critic_pretrained"]:
+            if run.config.critic.pretrain.rollouts and not ready["critic_pretrained"]:
                 pretrain_value(run)
         update_loop(run, first=ready["step"] + 1)
         finish_evaluations(run)
