@@ -23,8 +23,7 @@ SHORT = (
     "policy.first_update_step=2",
     "critic.pretrain.rollouts=48",
     "critic.pretrain.max_epochs=2",
-    "warm_start.demonstrations=512",
-    "warm_start.epochs=1",
+    "warm_start.demonstrations=2000",
     "evaluation.every=3",
     "evaluation.prompts=16",
     "asynchrony.keep_policies=null",
@@ -41,17 +40,22 @@ class Home:
     def settings(self) -> Settings:
         return Settings.from_environment({}, directory=self.folder)
 
-    def sao(self, *arguments: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    def sao(self, *arguments: str, timeout_s: float = 280) -> subprocess.CompletedProcess[str]:
         """Run `sao` here as a user would, in an environment without anybody's settings."""
+        process = self.start(*arguments)
+        stdout, stderr = process.communicate(timeout=timeout_s)
+        return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `sao` here."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("SAO_", "PREFECT_", "MLFLOW_", "AWS_"))}
-        return subprocess.run(
+        return subprocess.Popen(
             [sys.executable, "-m", "flows.cli", *arguments],
             cwd=self.folder,
             env=environment | {"COLUMNS": "200"},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=timeout_s,
-            check=False,
         )
 
     def json(self, *arguments: str) -> Any:

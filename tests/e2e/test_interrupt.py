@@ -1,0 +1,62 @@
+"""Ctrl-C ends a run with a checkpoint and says how to go on; the resumed run counts every trajectory once."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from short_run import BATCH, SHORT, Home
+
+from infra.ledger import Ledger, RunStatus, TrajectoryState
+from sao_core.trajectory import Purpose
+
+PATIENCE_S = 200
+
+
+@pytest.fixture(scope="module")
+def interrupted(home: Home, finished) -> tuple[str, str]:
+    """A run that got a Ctrl-C after its second step: its id and what it printed."""
+    assert home.sao("export", finished["run_id"], "start").returncode == 0
+    settings = (*SHORT, f"model.path={home.folder / 'start'}", "warm_start.enabled=false", "learner.updates=40")
+    ledger = Ledger(home.settings.database_url)
+    process = home.start("train", "tiny", *(part for setting in settings for part in ("--set", setting)))
+    deadline = time.monotonic() + PATIENCE_S
+    while (run := ledger.runs(1)[0]).run_id == finished["run_id"] or run.step < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1, stderr
+    assert "Traceback" not in stdout + stderr
+    return run.run_id, stdout
+
+
+def test_ctrl_c_keeps_a_checkpoint_of_the_last_step_and_says_how_to_go_on(home: Home, interrupted):
+    run_id, stdout = interrupted
+    ledger = Ledger(home.settings.database_url)
+    run = ledger.run(run_id)
+    checkpoint = ledger.latest_checkpoint(run_id)
+    assert run.status is RunStatus.CANCELLED
+    assert checkpoint is not None
+    assert checkpoint.step == run.step
+    assert f"stopped with the checkpoint of step {run.step}. Continue with: sao train --resume {run_id}" in stdout
+
+
+def test_a_resumed_run_completes_and_counts_every_trajectory_once(home: Home, interrupted):
+    run_id, _ = interrupted
+    ledger = Ledger(home.settings.database_url)
+    before = ledger.run(run_id).step
+    ledger.set_config(run_id, shortened(ledger.run(run_id).config, before + 3))
+    done = home.sao("train", "--resume", run_id)
+    assert done.returncode == 0, done.stdout + done.stderr
+    updates = ledger.updates_since(run_id, 0)
+    assert [u.step for u in updates] == list(range(1, before + 4))
+    trained = [row for row in ledger.trajectories(run_id, Purpose.TRAIN) if row.state is TrajectoryState.TRAINED]
+    assert len({row.request_number for row in trained}) == len(trained) == BATCH * (before + 3)
+
+
+def shortened(config, updates: int):
+    """The stored configuration with fewer updates, so that the test ends soon."""
+    return {**config, "learner": {**config["learner"], "updates": updates}}
