@@ -27,8 +27,6 @@ from sao_core.trajectory import Message, Role
 LR_WARMUP_FRACTION = 0.05
 GRAD_CLIP = 1.0
 ADAM_BETAS = (0.9, 0.95)
-SORT_BATCHES = 16
-"""Batches are cut from this many batches' worth of conversations sorted by length, so that little is padding."""
 LOGPROB_CHUNK_TOKENS = 4096
 
 Row = tuple[Tensor, Tensor]
@@ -42,10 +40,13 @@ def warm_start(
     config: WarmStartConfig,
     seed: int,
     on_step: Callable[[int, int, float], None] | None = None,
+    micro_batch_tokens: int = 8192,
 ) -> dict[str, float]:
     """Train ``model`` in place on the action tokens of ``conversations``; it is in evaluation mode afterwards.
 
-    AdamW with linear warm-up and cosine decay to 0; the loss of a step is the mean over its action tokens (nats).
+    AdamW with linear warm-up and cosine decay to 0; the loss of a step is the mean over its action tokens (nats),
+    however ``micro_batch_tokens`` (padded tokens that are in memory at once) cuts it. A step's conversations are drawn
+    at random, never by length: where length goes with difficulty, that would make every step one-sided.
     ``on_step`` is told (steps done, steps in all, loss). Returns ``warm_start/loss`` (mean of the last tenth of the
     steps), ``warm_start/steps``, ``warm_start/action_tokens`` (per epoch) and ``warm_start/seconds``. The same seed and
     number of threads give the same weights. Raises ConfigError if a conversation has no turn to learn from.
@@ -54,7 +55,6 @@ def warm_start(
     rows = [_row(renderer, messages, number) for number, messages in enumerate(conversations, start=1)]
     if not rows:
         raise ConfigError("warm start needs at least one conversation: got none")
-    lengths = np.array([ids.shape[0] for ids, _ in rows])
     rng = np.random.default_rng(seed)
     total = config.epochs * math.ceil(len(rows) / config.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=ADAM_BETAS, weight_decay=0.0, fused=True)
@@ -63,16 +63,14 @@ def warm_start(
     losses: list[float] = []
     model.train()
     for _ in range(config.epochs):
-        for batch in _batches(lengths, config.batch_size, rng):
-            ids, mask = _pad([rows[index] for index in batch], model.device)
-            logprobs, _ = scorer(ids, mask)
-            loss = -logprobs.sum() / mask.sum()
+        order = rng.permutation(len(rows))
+        for start in range(0, len(rows), config.batch_size):
+            batch = [rows[index] for index in order[start : start + config.batch_size]]
             optimizer.zero_grad()
-            loss.backward()
+            losses.append(_backward(scorer, batch, micro_batch_tokens, model.device))
             clip_grad_norm_(model.parameters(), GRAD_CLIP)
             optimizer.step()
             schedule.step()
-            losses.append(float(loss.detach()))
             if on_step is not None:
                 on_step(len(losses), total, losses[-1])
     model.eval()
@@ -100,15 +98,28 @@ def _lr_factor(step: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, total - rising)))
 
 
-def _batches(lengths: np.ndarray, size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Indices of one epoch in batches of similar length, batches in random order."""
-    order = rng.permutation(len(lengths))
-    window = size * SORT_BATCHES
-    windows = [order[start : start + window] for start in range(0, len(order), window)]
-    order = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in windows])
-    batches = [order[start : start + size] for start in range(0, len(order), size)]
-    for index in rng.permutation(len(batches)):
-        yield batches[index]
+def _backward(scorer: TokenScorer, batch: Sequence[Row], micro_batch_tokens: int, device: torch.device) -> float:
+    """Add the gradient of the mean loss over the batch's action tokens; returns that loss."""
+    count = sum(int(mask.sum()) for _, mask in batch)
+    total = 0.0
+    for part in _parts(batch, micro_batch_tokens):
+        ids, mask = _pad(part, device)
+        logprobs, _ = scorer(ids, mask)
+        loss = -logprobs.sum() / count
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def _parts(batch: Sequence[Row], micro_batch_tokens: int) -> Iterator[list[Row]]:
+    """Rows by ascending length, as many at a time as fit the budget with their padding; at least one."""
+    part: list[Row] = []
+    for row in sorted(batch, key=lambda row: row[0].shape[0]):
+        if part and (len(part) + 1) * row[0].shape[0] > micro_batch_tokens:
+            yield part
+            part = []
+        part.append(row)
+    yield part
 
 
 def _pad(rows: Sequence[Row], device: torch.device) -> Row:

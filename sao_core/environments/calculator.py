@@ -59,7 +59,7 @@ class CalculatorOptions(Section):
     )
     max_turns: int = Field(6, ge=1, description="Turns after which the environment ends an episode without an answer.")
     misread: tuple[float, ...] = Field(
-        (0.12, 0.5, 0.7, 0.75),
+        (0.12, 0.52, 0.72, 0.75),
         description="How often the demonstrator misreads the last operator, by number of operations.",
     )
     careless: tuple[float, ...] = Field(

@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from sao_core.config import ConfigError, WarmStartConfig
+from sao_core.models.logprobs import TokenScorer
 from sao_core.models.policy import load_policy, load_tokenizer
 from sao_core.models.tiny import build_tiny
 from sao_core.rollout.renderer import Renderer
 from sao_core.trajectory import Message, Role
-from sao_core.warm_start import _batches, _lr_factor, read_conversations, warm_start
+from sao_core.warm_start import _backward, _lr_factor, _parts, read_conversations, warm_start
 
 CONVERSATIONS = [
     (Message(Role.USER, question), Message(Role.ASSISTANT, f"answer: {answer}"))
@@ -85,13 +86,23 @@ def test_the_same_seed_gives_the_same_weights(folder):
     assert not torch.equal(models[0][name], models[2][name])
 
 
-def test_every_conversation_is_seen_once_per_epoch_in_batches_of_similar_length():
-    lengths = np.random.default_rng(0).integers(10, 40, size=1000)
-    batches = list(_batches(lengths, 16, np.random.default_rng(1)))
-    assert sorted(np.concatenate(batches).tolist()) == list(range(1000))
-    assert all(len(batch) <= 16 for batch in batches)
-    padded = sum(len(batch) * lengths[batch].max() for batch in batches)
-    assert padded < 1.1 * lengths.sum()
+@pytest.mark.parametrize("micro_batch_tokens", [1, 20, 8192])
+def test_how_a_step_is_cut_changes_neither_loss_nor_gradient(folder, micro_batch_tokens):
+    model, renderer = load_policy(folder), Renderer(load_tokenizer(folder))
+    rows = [tuple(map(torch.tensor, renderer.conversation(messages))) for messages in CONVERSATIONS[:4]]
+    scorer = TokenScorer(model, temperature=1.0, chunk_tokens=4096)
+    loss = _backward(scorer, rows, micro_batch_tokens, model.device)
+    gradient = model.model.layers[0].self_attn.v_proj.weight.grad.clone()
+    model.zero_grad()
+    expected = -sum(scorer(ids[None], mask[None])[0].sum() for ids, mask in rows) / sum(int(m.sum()) for _, m in rows)
+    expected.backward()
+    assert loss == pytest.approx(float(expected.detach()), abs=1e-5)
+    assert torch.allclose(gradient, model.model.layers[0].self_attn.v_proj.weight.grad, atol=1e-6)
+
+
+def test_parts_keep_every_conversation_and_the_budget():
+    rows = [(torch.zeros(length, dtype=torch.int64), torch.ones(length, dtype=torch.bool)) for length in (5, 30, 4, 9)]
+    assert [[ids.shape[0] for ids, _ in part] for part in _parts(rows, 12)] == [[4, 5], [9], [30]]
 
 
 def test_the_learning_rate_rises_and_falls():
