@@ -11,7 +11,7 @@ from sao_core.config import TrainConfig
 from tasks.evaluate import finish_evaluations, request_evaluation
 from tasks.prepare import prepare_policy, pretrain_value
 from tasks.report import report
-from tasks.update import update_policy, update_value
+from tasks.update import update
 
 
 @flow(name="train", flow_run_name="train {run_id}")
@@ -36,8 +36,7 @@ def update_loop(run: TrainingRun, first: int) -> None:
     run.command("begin_updates")
     run.issuer.fill()
     for step in range(first, last + 1):
-        update_value(run, step)
-        update_policy(run, step)
+        update(run, step)
         if step == last or (every and step % every == 0):
             request_evaluation(run, step)
         run.evaluations.collect()
