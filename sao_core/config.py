@@ -64,7 +64,7 @@ class ModelConfig(Section):
 class EnvironmentConfig(Section):
     """The tasks that the agent is trained on."""
 
-    name: str = Field("calculator", description="A registered environment: `calculator`, `jsonl`, …")
+    name: str = Field("calculator", description="`calculator`, `jsonl`, or your own as `module:attribute`.")
     options: dict[str, Any] = Field(
         default_factory=dict, description="The environment's own settings; `sao settings` lists them."
     )

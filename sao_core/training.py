@@ -137,7 +137,8 @@ class Training:
             self._check_stop()
             self.say(f"warm start {done}/{total} · loss {loss:.3f}")
 
-        metrics = warm_start(model, Renderer(tokenizer), conversations, settings, seed, on_step)
+        micro_batch_tokens = self.config.learner.micro_batch_tokens
+        metrics = warm_start(model, Renderer(tokenizer), conversations, settings, seed, on_step, micro_batch_tokens)
         target = self.folder / "warm_start"
         save_policy(model, tokenizer, target)
         return target, {**metrics, "warm_start_s": time.monotonic() - started}

@@ -24,6 +24,7 @@ SHORT = (
     "critic.pretrain.rollouts=48",
     "critic.pretrain.max_epochs=2",
     "warm_start.demonstrations=2000",
+    "environment.options.tool_latency_mean_s=0.2",
     "evaluation.every=3",
     "evaluation.prompts=16",
     "asynchrony.keep_policies=null",

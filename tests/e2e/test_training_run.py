@@ -153,7 +153,7 @@ def test_mlflow_has_one_point_per_step(finished, home):
     assert run.info.status == "FINISHED"
     assert run.data.params["policy.lr"] == "0.0003"
     assert run.data.tags["environment"] == "calculator"
-    for name in ("reward/mean", "value/explained_variance_fit", "staleness/mean", "queue/ready"):
+    for name in ("reward/mean", "value/loss", "staleness/mean", "queue/ready"):
         points = client.get_metric_history(run.info.run_id, name)
         assert [p.step for p in points] == list(range(1, UPDATES + 1)), name
     evaluated = client.get_metric_history(run.info.run_id, "eval/calculator/reward_mean")
