@@ -33,10 +33,8 @@ def train(config: TrainConfig, run_id: str) -> State:
 def update_loop(run: TrainingRun, first: int) -> None:
     """Every step: K critic updates, one policy update; evaluation runs beside it."""
     every, last = run.config.evaluation.every, run.config.learner.updates
-    run.command("begin_updates")
-    run.issuer.fill()
+    run.command("begin_updates", alongside=run.issuer.fill)
     for step in range(first, last + 1):
         update(run, step)
         if step == last or (every and step % every == 0):
             request_evaluation(run, step)
-        run.evaluations.collect()

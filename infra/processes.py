@@ -156,11 +156,13 @@ class ChildGroup:
         verb: str,
         payload: Mapping[str, Any] | None = None,
         *,
+        alongside: Callable[[], object] | None = None,
         on_wait: Callable[[], None] | None = None,
         poll_s: float = 0.2,
     ) -> Any:
         """Have a child do something and return its report, watching all children meanwhile.
 
+        ``alongside`` is called once, when the command is on its way: work of the parent that need not delay the child.
         ``on_wait`` is called every ``poll_s`` or sooner; what it raises ends the wait, while the child goes on and its
         late report is dropped. Raises :class:`ChildFailed` as soon as any child has failed beyond its restarts.
         """
@@ -180,6 +182,8 @@ class ChildGroup:
             return False
 
         try:
+            if alongside is not None:
+                alongside()
             self._wait(reported, on_wait, poll_s)
             return child.reports[number]
         finally:

@@ -100,12 +100,22 @@ class TrainingRun:
         if self.tracker is not None:
             self.tracker.start()
 
-    def command(self, verb: str, *, meanwhile: Callable[[], object] | None = None, **payload: Any) -> Any:
+    def command(
+        self,
+        verb: str,
+        *,
+        alongside: Callable[[], object] | None = None,
+        meanwhile: Callable[[], object] | None = None,
+        **payload: Any,
+    ) -> Any:
         """Have the learner do something and return its report; raises what went wrong anywhere in the run.
 
-        ``meanwhile`` is called every few seconds until the report is there.
+        ``alongside`` is called once, as soon as the learner has its command; ``meanwhile`` every few seconds until the
+        report is there.
         """
-        report = self.children.command(LEARNER, verb, payload, on_wait=lambda: self.check(meanwhile))
+        report = self.children.command(
+            LEARNER, verb, payload, alongside=alongside, on_wait=lambda: self.check(meanwhile)
+        )
         self._last_news = time.monotonic()
         if self.tracker is not None:
             self.tracker.poke()

@@ -10,12 +10,17 @@ from infra.training_run import TrainingRun
 
 @task(name="update", task_run_name="update {step}", cache_policy=NO_CACHE)
 def update(run: TrainingRun, step: int) -> dict[str, float]:
-    """Claim a batch, make K critic updates and one policy update on it, commit, publish; then issue more rollouts.
+    """Claim a batch, make K critic updates and one policy update on it, commit and publish.
 
-    One task run an update, since each costs the Prefect server tens of milliseconds. Asking again for a committed step
-    does nothing.
+    While the learner is busy, issue the rollouts that the last publication released, and write down evaluations that
+    are done. One task run an update, since each costs the Prefect server tens of milliseconds. Asking again for a
+    committed step does nothing.
     """
-    run.command("update_value", step=step)
+
+    def catch_up() -> None:
+        run.issuer.fill()
+        run.evaluations.collect()
+
+    run.command("update_value", alongside=catch_up, step=step)
     metrics: dict[str, float] = run.command("update_policy", step=step)
-    run.issuer.fill()
     return metrics

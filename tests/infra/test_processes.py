@@ -41,6 +41,21 @@ def test_a_command_returns_the_childs_report(group):
     assert group.command("learner", "add", {"a": "x", "b": "y"}) == "xy"
 
 
+def test_what_goes_on_alongside_does_not_keep_the_child_waiting(group):
+    group.start("learner", child_targets.adder)
+    assert group.command("learner", "add", {"a": 0, "b": 0}) == 0
+    begun = time.monotonic()
+    done: list[str] = []
+
+    def alongside() -> None:
+        time.sleep(0.5)
+        done.append("alongside")
+
+    assert group.command("learner", "slow", {"seconds": 0.5, "value": "report"}, alongside=alongside) == "report"
+    assert done == ["alongside"]
+    assert time.monotonic() - begun < 0.95
+
+
 def test_arguments_are_rebuilt_by_the_targets_annotations(group, tmp_path):
     place = child_targets.Place(tmp_path, 41)
     group.start("learner", "child_targets:typed", {"place": place, "names": ("a",)})
