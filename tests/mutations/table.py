@@ -36,7 +36,7 @@ TABLE = (
         "sao_core/rollout/recorder.py",
         "rewards[index] += value",
         "rewards[-1] += value",
-        "tests/sao_core/test_rollout_agent.py::test_reward_lands_on_last_action_token",
+        "tests/sao_core/test_rollout_agent.py::test_reward_on_an_observation_at_the_end_would_be_seen",
     ),
     Mutation(
         "the weight is clamped instead of zeroed",
