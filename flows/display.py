@@ -19,6 +19,7 @@ from sao_core.trajectory import Purpose
 REFRESH_S = 0.5
 PLAIN_STATE_EVERY_S = 5.0
 """Without a terminal a stage says how far it is this often; every update still has its line."""
+LOCAL_MLFLOW = "http://127.0.0.1:5000"
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -94,8 +95,8 @@ class LiveProgress:
         rewards = [u.metrics["reward/mean"] for u in self._updates if "reward/mean" in u.metrics]
         table.add_row(Text("reward", style="dim"), sparkline(rewards[-60:]))
         table.add_row(Text("time left", style="dim"), self._time_left(total))
-        heading = Text(f"{elapsed}  {state}  ·  update {last.step} of {total}")
-        return Group(heading, ProgressBar(total=total, completed=last.step, width=60), table)
+        table.add_row(Text("progress", style="dim"), ProgressBar(total=total, completed=last.step, width=60))
+        return Group(Text(f"{elapsed}  {state}  ·  update {last.step} of {total}"), table)
 
     def _line(self) -> str:
         total, state = self._read()
@@ -176,8 +177,9 @@ def links(ledger: Ledger, settings: Settings, run_id: str) -> str:
     run = ledger.run(run_id)
     lines = [f"trajectories  {settings.object_store}/runs/{run_id}/trajectories"]
     if run.mlflow_run_id:
-        lines.append(f"MLflow run    {run.mlflow_run_id} in {settings.tracking_uri}")
-        if settings.tracking_uri.startswith("sqlite:"):
-            lines.append(f"              see it: mlflow server --backend-store-uri {settings.tracking_uri}")
+        server = settings.tracking_uri.rstrip("/") if settings.tracking_uri.startswith("http") else LOCAL_MLFLOW
+        lines.append(f"MLflow run    {server}/#/runs/{run.mlflow_run_id}")
+        if server == LOCAL_MLFLOW:
+            lines.append(f"              after: mlflow server --port 5000 --backend-store-uri {settings.tracking_uri}")
     lines.append(f"logs          {settings.logs(run_id)}")
     return "\n".join(lines)
