@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from flows.recipes import load_config, recipe_names, recipe_summary
 from infra.ledger import Ledger, LedgerError, UnknownRun
 from infra.ledger.database import ledger_url
+from infra.services import ServiceFailed
 from infra.settings import Settings, SettingsError
 from sao_core.algorithms import describe_objective, resolve
 from sao_core.config import ConfigError, TrainConfig, parse_config
@@ -205,7 +206,7 @@ def main() -> NoReturn:
     except (ConfigError, SettingsError, UnknownRun) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
-    except LedgerError as error:
+    except (LedgerError, ServiceFailed) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)
     sys.exit(0)

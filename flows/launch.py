@@ -18,8 +18,10 @@ from rich.console import Console
 
 from flows.display import LiveProgress, print_result
 from infra.ledger import Ledger, RunStatus
+from infra.processes import ChildFailed
 from infra.services import prefect_environment, prefect_server
 from infra.settings import Settings
+from infra.training_run import CONFIG_ERROR
 from sao_core.algorithms import describe_objective, resolve
 from sao_core.config import TrainConfig
 from sao_core.environments import base as environments
@@ -48,17 +50,27 @@ def train_here(config: TrainConfig, settings: Settings, run_id: str, console: Co
     _log_to_file(settings.logs(run_id))
     with LiveProgress(ledger, run_id, console):
         error = _run_flow(config, run_id)
-    status = ledger.run(run_id).status
-    if status is RunStatus.COMPLETED:
+    _leave(_conclude(ledger, settings, run_id, error, console))
+
+
+def _conclude(ledger: Ledger, settings: Settings, run_id: str, error: BaseException | None, console: Console) -> int:
+    """Say how the run ended, by the ledger; returns the exit code."""
+    run = ledger.run(run_id) if ledger.has_run(run_id) else None
+    if run is not None and run.status is RunStatus.COMPLETED:
         print_result(ledger, settings, run_id, console)
-    elif status is RunStatus.CANCELLED:
+        return 0
+    if run is not None and run.status is RunStatus.CANCELLED:
         console.print(stopped_message(ledger, run_id), highlight=False, soft_wrap=True)
-    else:
-        reason = ledger.run(run_id).message or str(error)
-        console.print(f"failed: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
-        console.print(f"logs: {settings.logs(run_id)}", highlight=False, soft_wrap=True)
+        return 1
+    if isinstance(error, ChildFailed) and error.kind == CONFIG_ERROR:
+        sys.stderr.write(f"error: {error.summary.partition('ConfigError: ')[2]}\n")
+        return 2
+    reason = (run.message if run is not None else "") or str(error)
+    console.print(f"failed: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"logs: {settings.logs(run_id)}", highlight=False, soft_wrap=True)
+    if run is not None:
         console.print(f"continue with: sao train --resume {run_id}", highlight=False, soft_wrap=True)
-    _leave(0 if status is RunStatus.COMPLETED else 1)
+    return 1
 
 
 def stopped_message(ledger: Ledger, run_id: str) -> str:
@@ -69,7 +81,7 @@ def stopped_message(ledger: Ledger, run_id: str) -> str:
 
 
 def _run_flow(config: TrainConfig, run_id: str) -> BaseException | None:
-    """Run the flow to its end; an error of Prefect's own after the work is done is returned, not raised."""
+    """Run the flow to its end; returns what it failed with, or what Prefect did after the work was done."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -78,10 +90,11 @@ def _run_flow(config: TrainConfig, run_id: str) -> BaseException | None:
     try:
         from flows.train import train
 
-        train(config=config, run_id=run_id, return_state=True)
+        state = train(config=config, run_id=run_id, return_state=True)
+        failure = state.result(raise_on_failure=False)
     except (Exception, KeyboardInterrupt) as error:
         return error
-    return None
+    return failure if isinstance(failure, BaseException) else None
 
 
 def _log_to_file(folder: Path) -> None:

@@ -68,6 +68,7 @@ class _Spec:
     when_orphaned: Literal["exit", "stop"]
     restarts: int
     restart_window_s: float
+    fatal: tuple[str, ...]
     job: bool
 
 
@@ -121,6 +122,7 @@ class ChildGroup:
         when_orphaned: Literal["exit", "stop"] = "exit",
         restarts: int = 0,
         restart_window_s: float = 600.0,
+        fatal: tuple[str, ...] = (),
         job: bool = False,
     ) -> None:
         """Start a child that calls ``target(channel, **kwargs)``; returns before it is up.
@@ -128,7 +130,8 @@ class ChildGroup:
         ``target``: a module-level function or ``"module:function"``. ``kwargs`` travel as JSON and are rebuilt by the
         target's annotations (pydantic models, dataclasses, paths, enums). ``threads`` limits OpenMP and BLAS before
         torch is imported. ``when_orphaned``: what to do when this process vanishes: exit at once, or stop as if asked
-        to. ``restarts``: how many deaths within ``restart_window_s`` are answered by a new start. A ``job`` may end by
+        to. ``restarts``: how many deaths within ``restart_window_s`` are answered by a new start; ``fatal``: full names
+        of exceptions that no new start mends. A ``job`` may end by
         itself; any other child that ends before it is asked to has failed.
         """
         limits = {} if threads is None else dict.fromkeys(_THREAD_LIMITS, str(threads))
@@ -140,6 +143,7 @@ class ChildGroup:
             when_orphaned=when_orphaned,
             restarts=restarts,
             restart_window_s=restart_window_s,
+            fatal=fatal,
             job=job,
         )
         with self._news:
@@ -326,7 +330,7 @@ class ChildGroup:
             deaths = self._deaths[name]
             while deaths and now - deaths[0] > child.spec.restart_window_s:
                 deaths.popleft()
-            if len(deaths) >= child.spec.restarts:
+            if len(deaths) >= child.spec.restarts or child.failure.kind in child.spec.fatal:
                 raise child.failure
             if not child.exited:
                 continue  # it has raised and is on its way out

@@ -22,11 +22,12 @@ from infra.prompts import PromptIssuer
 from infra.settings import Settings
 from infra.tracking import Tracker
 from sao_core.algorithms import resolve
-from sao_core.config import TrainConfig
+from sao_core.config import ConfigError, TrainConfig
 
 LEARNER = "learner"
 EVALUATOR = "evaluator"
 WORKER_RESTARTS = 3
+CONFIG_ERROR = f"{ConfigError.__module__}.{ConfigError.__qualname__}"
 WATCHDOG_POLL_S = 2.0
 
 
@@ -96,7 +97,9 @@ class TrainingRun:
         self.children.start(LEARNER, "infra.roles:learner", learner, when_orphaned="stop")
         for name in (*(f"rollout-{index}" for index in range(self.config.rollout.workers)), EVALUATOR):
             target = "infra.roles:evaluator" if name == EVALUATOR else "infra.roles:rollout_worker"
-            self.children.start(name, target, worker, threads=per_worker, restarts=WORKER_RESTARTS)
+            self.children.start(
+                name, target, worker, threads=per_worker, restarts=WORKER_RESTARTS, fatal=(CONFIG_ERROR,)
+            )
         if self.tracker is not None:
             self.tracker.start()
 

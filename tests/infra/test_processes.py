@@ -56,6 +56,13 @@ def test_what_goes_on_alongside_does_not_keep_the_child_waiting(group):
     assert time.monotonic() - begun < 0.95
 
 
+def test_an_exception_that_no_restart_mends_ends_the_wait_at_once(group):
+    group.start("rollout-0", child_targets.adder, restarts=3, fatal=("builtins.ArithmeticError",))
+    with pytest.raises(ChildFailed, match="not again"):
+        group.command("rollout-0", "fail", {"message": "not again"})
+    assert group.restarted("rollout-0") == 0
+
+
 def test_arguments_are_rebuilt_by_the_targets_annotations(group, tmp_path):
     place = child_targets.Place(tmp_path, 41)
     group.start("learner", "child_targets:typed", {"place": place, "names": ("a",)})
