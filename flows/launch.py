@@ -65,7 +65,7 @@ def _conclude(ledger: Ledger, settings: Settings, run_id: str, error: BaseExcept
     if isinstance(error, ChildFailed) and error.kind == CONFIG_ERROR:
         sys.stderr.write(f"error: {error.summary.partition('ConfigError: ')[2]}\n")
         return 2
-    reason = (run.message if run is not None else "") or str(error)
+    reason = f"{error.name} {error.summary}" if isinstance(error, ChildFailed) else str(error or (run and run.message))
     console.print(f"failed: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
     console.print(f"logs: {settings.logs(run_id)}", highlight=False, soft_wrap=True)
     if run is not None:

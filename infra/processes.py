@@ -129,10 +129,9 @@ class ChildGroup:
 
         ``target``: a module-level function or ``"module:function"``. ``kwargs`` travel as JSON and are rebuilt by the
         target's annotations (pydantic models, dataclasses, paths, enums). ``threads`` limits OpenMP and BLAS before
-        torch is imported. ``when_orphaned``: what to do when this process vanishes: exit at once, or stop as if asked
-        to. ``restarts``: how many deaths within ``restart_window_s`` are answered by a new start; ``fatal``: full names
-        of exceptions that no new start mends. A ``job`` may end by
-        itself; any other child that ends before it is asked to has failed.
+        torch is imported. ``when_orphaned``: when this process vanishes, exit at once, or stop as if asked to.
+        ``restarts``: how many deaths within ``restart_window_s`` are answered by a new start; ``fatal``: exceptions (by
+        full name) that no new start mends. Only a ``job`` may end by itself; any other child that does has failed.
         """
         limits = {} if threads is None else dict.fromkeys(_THREAD_LIMITS, str(threads))
         spec = _Spec(
