@@ -14,7 +14,6 @@ from rich.table import Column, Table
 
 from flows.recipes import load_config, recipe_names, recipe_summary
 from infra.ledger import Ledger, LedgerError, UnknownRun
-from infra.ledger.database import ledger_url
 from infra.services import ServiceFailed
 from infra.settings import Settings, SettingsError
 from sao_core.algorithms import describe_objective, resolve
@@ -179,7 +178,7 @@ def doctor(as_json: AsJson = False) -> None:
 def plan(config: TrainConfig, places: Settings, threads: tuple[int, int, int]) -> str:
     """What a run would start, as text."""
     alone, learner, worker = threads
-    ledger = ledger_url(places.database_url).render_as_string(hide_password=True)
+    ledger = Ledger.label_of(places.database_url)
     return (
         f"would start: 1 learner ({learner} threads, {alone} before the first update), {config.rollout.workers} "
         f"rollout workers ({worker} threads, {config.rollout.slots} slots each), 1 evaluator\n"

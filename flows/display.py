@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from infra.ledger import EvaluationRecord, Ledger, UnknownRun, UpdateRow
+from infra.ledger import EvaluationRecord, Ledger, UpdateRow
 from infra.settings import Settings
 from sao_core.trajectory import Purpose
 
@@ -62,10 +62,9 @@ class LiveProgress:
 
     def _read(self) -> tuple[int, str]:
         """Fetch news; returns the number of steps to make and what the learner is at."""
-        try:
-            total = int(self._ledger.run(self._run_id).config["learner"]["updates"])
-        except UnknownRun:
+        if not self._ledger.has_run(self._run_id):
             return 0, "starting"
+        total = int(self._ledger.run(self._run_id).config["learner"]["updates"])
         step = self._updates[-1].step if self._updates else 0
         self._updates += self._ledger.updates_since(self._run_id, step)
         self._updates = self._updates[-400:]

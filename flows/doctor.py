@@ -76,7 +76,7 @@ def _ledger(places: Settings) -> str:
 
 
 def _objects(places: Settings) -> str:
-    store = ObjectStore(places.object_store, endpoint_url=places.s3_endpoint_url)
+    store = ObjectStore.from_settings(places)
     store.put("doctor/probe", b"probe")
     if store.get("doctor/probe") != b"probe":
         raise OSError(f"{places.object_store} gave back something else than was put")

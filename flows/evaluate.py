@@ -16,7 +16,12 @@ from tasks.report import report
 def evaluate(config: TrainConfig, run_id: str) -> State:
     """Evaluate `model.path` as it is; every answer is stored like a trajectory."""
     as_it_is = config.warm_start.model_copy(update={"enabled": False})
-    with supervised(config.model_copy(update={"warm_start": as_it_is}), run_id) as supervision:
+    return prepare_and_evaluate(config.model_copy(update={"warm_start": as_it_is}), run_id)
+
+
+def prepare_and_evaluate(config: TrainConfig, run_id: str) -> State:
+    """Publish the policy that ``config`` starts from as version 0 of the run, and evaluate it; nothing is updated."""
+    with supervised(config, run_id) as supervision:
         run = supervision.run
         prepare_policy(run)
         request_evaluation(run, 0)

@@ -23,7 +23,7 @@ def export_run(ledger: Ledger, places: Settings, run_id: str, folder: Path) -> i
     ledger.run(run_id)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty: export into a new folder")
-    objects = ObjectStore(places.object_store, endpoint_url=places.s3_endpoint_url)
+    objects = ObjectStore.from_settings(places)
     checkpoints = CheckpointStore(objects, ledger, run_id, places.cache, keep=1)
     try:
         latest = checkpoints.latest()

@@ -87,7 +87,7 @@ def _load(
     row = ledger.trajectory(trajectory_id)
     if row is None:
         raise ConfigError(f"there is no trajectory {trajectory_id!r} in {ledger.label}; `sao show RUN` names some")
-    objects = ObjectStore(places.object_store, endpoint_url=places.s3_endpoint_url)
+    objects = ObjectStore.from_settings(places)
     rollout = TrajectoryStore(objects).read([row]) if row.num_segments == 1 else _segments(ledger, objects, row)
     trajectory = next(segment for segment in rollout[0] if segment.trajectory_id == trajectory_id)
     return row, trajectory, _seen(objects, row, trajectory)
@@ -126,7 +126,7 @@ def _pieces(ledger: Ledger, places: Settings, trajectory: Trajectory) -> list[st
     """The text of each token, by the tokenizer that is stored with the run's policies."""
     from tokenizers import Tokenizer
 
-    objects = ObjectStore(places.object_store, endpoint_url=places.s3_endpoint_url)
+    objects = ObjectStore.from_settings(places)
     newest = ledger.newest_policy(trajectory.run_id)
     if newest is None:
         raise ConfigError(f"run {trajectory.run_id} has no policy whose tokenizer could read its trajectories")

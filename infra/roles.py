@@ -73,7 +73,7 @@ def learner(
     from sao_core.training import Stopped, Training
 
     ledger = Ledger(settings.database_url)
-    objects = ObjectStore(settings.object_store, endpoint_url=settings.s3_endpoint_url)
+    objects = ObjectStore.from_settings(settings)
     environment = environments.get(config.environment.name)
     scratch = settings.scratch / run_id
     shutil.rmtree(scratch, ignore_errors=True)
@@ -154,7 +154,7 @@ def _serve(
 
     torch.set_num_threads(threads)
     ledger = Ledger(settings.database_url)
-    objects = ObjectStore(settings.object_store, endpoint_url=settings.s3_endpoint_url)
+    objects = ObjectStore.from_settings(settings)
     environment = environments.get(config.environment.name)
     tasks = environment.tasks(environment.parse_options(config.environment.options), config.seed)
     worker = new_worker_id(channel.name)

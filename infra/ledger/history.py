@@ -25,13 +25,6 @@ class TrajectoryHistory(Database):
         return None if row is None else trajectory_row(row)
 
     @reads
-    def newest_trajectory(self, connection: Connection, run_id: str) -> str | None:
-        """The id of the trajectory that was recorded last, or None."""
-        newest = TrajectoryEntry.recorded_at.desc()
-        statement = select(TrajectoryEntry.trajectory_id).where(TrajectoryEntry.run_id == run_id).order_by(newest)
-        return connection.execute(statement.limit(1)).scalar_one_or_none()
-
-    @reads
     def trajectories(
         self,
         connection: Connection,
