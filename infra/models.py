@@ -148,6 +148,28 @@ class TrajectoryEntry(Base):
     )
 
 
+class RolloutPart(Base):
+    """A stored piece of a rollout that is not finished: what its worker cannot take with it when it dies."""
+
+    __tablename__ = "rollout_parts"
+
+    part_id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(Name)
+    request_number: Mapped[int]
+    attempt: Mapped[int]
+    part: Mapped[int]
+    worker: Mapped[str]
+    state: Mapped[str] = mapped_column(Name)
+    restorable: Mapped[bool]
+    object_key: Mapped[str]
+    sha256: Mapped[str] = mapped_column(String(64))
+    num_tokens: Mapped[int]
+    num_action_tokens: Mapped[int]
+    recorded_at: Mapped[float]
+
+    __table_args__ = (Index(None, "run_id", "request_number"), Index(None, "run_id", "recorded_at"))
+
+
 class Policy(Base):
     """A published policy version."""
 
@@ -208,6 +230,22 @@ class Checkpoint(Base):
     sha256: Mapped[str] = mapped_column(String(64))
     superseded: Mapped[bool]
     created_at: Mapped[float]
+    name: Mapped[str | None]
+    """A named one is never removed by retention."""
+
+
+class ConfigChange(Base):
+    """A setting that was changed when a run was resumed."""
+
+    __tablename__ = "config_changes"
+
+    run_id: Mapped[str] = mapped_column(Name, primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    setting: Mapped[str] = mapped_column(Name, primary_key=True)
+    old_json: Mapped[str]
+    new_json: Mapped[str]
+    step: Mapped[int]
+    changed_at: Mapped[float]
 
 
 class Stage(Base):

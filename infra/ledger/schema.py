@@ -13,7 +13,7 @@ import infra
 from infra.ledger.database import Database, Mode
 from infra.ledger.records import LedgerTooNew
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest revision in `infra/migrations/versions`."""
 
 MIGRATIONS = Path(infra.__file__).parent / "migrations"
