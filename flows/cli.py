@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,8 +13,9 @@ import yaml
 from rich.console import Console
 from rich.table import Column, Table
 
-from flows.recipes import load_config, recipe_names, recipe_summary
-from infra.ledger import Ledger, LedgerError, UnknownRun
+from flows.recipes import load_config, override_config, recipe_names, recipe_summary
+from infra.attempts import planned_changes
+from infra.ledger import Ledger, LedgerError, RunStatus, UnknownRun
 from infra.services import ServiceFailed
 from infra.settings import Settings, SettingsError
 from sao_core.algorithms import describe_objective, resolve
@@ -27,12 +29,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 console = Console()
+DEFAULT_RECIPE = "tiny"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe, or a YAML file.")] = "tiny",
+    recipe: Annotated[str | None, typer.Argument(help="A shipped recipe, or a YAML file; default: tiny.")] = None,
     settings_: Annotated[
         list[str] | None,
         typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a setting, e.g. policy.lr=1e-4."),
@@ -49,16 +52,12 @@ def train(
     from infra.training_run import cpu_threads, new_run_id
 
     places = Settings.from_environment()
-    if resume is not None:
-        if settings_:
-            raise ConfigError(
-                "--set cannot be combined with --resume: a run goes on with the configuration it began with"
-            )
-        config, run_id = parse_config(open_ledger(places).run(resume).config), resume
-    else:
-        config = load_config(recipe, settings_ or ())
+    if resume is None:
+        config = load_config(recipe or DEFAULT_RECIPE, settings_ or ())
         run_id = new_run_id(config.recipe)
-    preflight(config)
+    else:
+        config, run_id = resumed_config(places, resume, recipe, settings_ or ()), resume
+    preflight(config, resuming=resume is not None)
     if dry_run:
         console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), markup=False, highlight=False)
         console.print(plan(config, places, cpu_threads(config)), markup=False, highlight=False)
@@ -136,12 +135,43 @@ def trajectory(trajectory_id: str, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def export(run: str, folder: Path) -> None:
-    """Write a run's newest checkpoint as a Hugging Face folder: policy, tokenizer, and the critic in `critic/`."""
+def checkpoints(run: str, as_json: AsJson = False) -> None:
+    """Complete checkpoints of a run, newest first: what `--resume` and `sao export` start from."""
+    from flows.views import checkpoint_summaries, print_checkpoints
+
+    places = Settings.from_environment()
+    summaries = checkpoint_summaries(open_ledger(places), places, run)
+    return print_json(summaries) if as_json else print_checkpoints(summaries, console)
+
+
+@app.command()
+def keep(
+    run: str,
+    name: Annotated[str, typer.Argument(help="A name of your choice, e.g. best.")],
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint; default: the newest.")] = None,
+    release: Annotated[bool, typer.Option("--release", help="Take the name away again.")] = False,
+) -> None:
+    """Name a checkpoint, so that it is kept when newer ones replace it."""
+    from flows.export import keep_checkpoint
+
+    named = keep_checkpoint(open_ledger(Settings.from_environment()), run, name, step, release=release)
+    what = f"is no longer called {name}" if release else f"is kept as {name}"
+    console.print(f"the checkpoint of step {named} of {run} {what}", markup=False, highlight=False)
+
+
+@app.command()
+def export(
+    run: str,
+    folder: Path,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="NAME|STEP", help="Which checkpoint; default: the newest.")
+    ] = None,
+) -> None:
+    """Write a checkpoint as a Hugging Face folder: policy, tokenizer, and the critic in `critic/`."""
     from flows.export import export_run
 
     places = Settings.from_environment()
-    step = export_run(open_ledger(places), places, run, folder)
+    step = export_run(open_ledger(places), places, run, folder, checkpoint)
     console.print(f"step {step} of {run} is in {folder}; go on from it with model.path={folder}", markup=False)
 
 
@@ -173,6 +203,27 @@ def doctor(as_json: AsJson = False) -> None:
         console.print(table)
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
+
+
+def resumed_config(places: Settings, run_id: str, recipe: str | None, overrides: Sequence[str]) -> TrainConfig:
+    """The configuration that a run goes on with: its own, or a recipe's, with overrides; says what changes.
+
+    Raises:
+        UnknownRun: there is no such run.
+        ConfigError: it would change what a resumed run keeps, or there is nothing left to train.
+    """
+    ledger = open_ledger(places)
+    run = ledger.run(run_id)
+    config = override_config(run.config, overrides) if recipe is None else load_config(recipe, overrides)
+    planned = planned_changes(ledger, run_id, config)
+    if run.status is RunStatus.COMPLETED and config.learner.updates <= run.step:
+        raise ConfigError(
+            f"run {run_id} is complete with its {run.step} updates; to train on: "
+            f"sao train --resume {run_id} --set learner.updates={2 * run.step}"
+        )
+    for change in planned:
+        console.print(f"changed: {change}", markup=False, highlight=False)
+    return config
 
 
 def plan(config: TrainConfig, places: Settings, threads: tuple[int, int, int]) -> str:

@@ -1,4 +1,4 @@
-"""A run's newest checkpoint as a Hugging Face folder that other programs, and this one, can start from."""
+"""A run's checkpoint as a Hugging Face folder that other programs, and this one, can start from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from infra.checkpoints import CheckpointStore
-from infra.ledger import Ledger
+from infra.ledger import CheckpointRecord, Ledger
 from infra.objects import ObjectStore
 from infra.settings import Settings
 from sao_core.config import ConfigError
@@ -15,20 +15,24 @@ OPTIMIZER_STATE = ("policy_engine", "critic_engine", "random.*", "learner.json",
 """What a checkpoint holds beyond policy, tokenizer and critic."""
 
 
-def export_run(ledger: Ledger, places: Settings, run_id: str, folder: Path) -> int:
-    """Write policy, tokenizer and `critic/` of the newest intact checkpoint to ``folder``; returns its step.
+def export_run(ledger: Ledger, places: Settings, run_id: str, folder: Path, checkpoint: str | None = None) -> int:
+    """Write policy, tokenizer and `critic/` of a checkpoint to ``folder``; returns its step.
 
-    Raises :class:`ConfigError` if the run has no checkpoint yet, or ``folder`` is taken.
+    ``checkpoint`` is a name or a step; None takes the newest intact one. Raises :class:`ConfigError` if there is no
+    such checkpoint, or ``folder`` is taken.
     """
     ledger.run(run_id)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty: export into a new folder")
-    objects = ObjectStore.from_settings(places)
-    checkpoints = CheckpointStore(objects, ledger, run_id, places.cache, keep=1)
+    store = CheckpointStore(ObjectStore.from_settings(places), ledger, run_id, places.cache, keep=1)
     try:
-        latest = checkpoints.latest()
+        if checkpoint is None:
+            latest = store.latest()
+        else:
+            record = find_checkpoint(ledger, run_id, checkpoint)
+            latest = record.step, store.fetch(record)
     finally:
-        checkpoints.close()
+        store.close()
     if latest is None:
         raise ConfigError(f"run {run_id} has no checkpoint yet: train it further, then export")
     step, source = latest
@@ -39,3 +43,37 @@ def export_run(ledger: Ledger, places: Settings, run_id: str, folder: Path) -> i
         folder.rmdir()
     draft.rename(folder)
     return step
+
+
+def find_checkpoint(ledger: Ledger, run_id: str, checkpoint: str) -> CheckpointRecord:
+    """The surviving checkpoint of this name or step; raises :class:`ConfigError` that lists what there is."""
+    records = ledger.checkpoints(run_id)
+    for record in records:
+        if checkpoint in (record.name, str(record.step)):
+            return record
+    known = ", ".join(str(r.step) if r.name is None else f"{r.step} ({r.name})" for r in records) or "none yet"
+    raise ConfigError(f"run {run_id} has no checkpoint `{checkpoint}`; there are: {known}")
+
+
+def keep_checkpoint(ledger: Ledger, run_id: str, name: str, step: int | None, *, release: bool) -> int:
+    """Give the checkpoint of a step (None: the newest) a name, or take a name away; returns the step.
+
+    Raises :class:`ConfigError` if there is no such checkpoint, or the name is another's or a number.
+    """
+    ledger.run(run_id)
+    if release:
+        record = find_checkpoint(ledger, run_id, name)
+        ledger.name_checkpoint(run_id, record.step, None)
+        return record.step
+    if not name.strip() or name.isdigit():
+        raise ConfigError(
+            f"the name of a checkpoint must not be empty or a number, which would be a step: got {name!r}"
+        )
+    newest = ledger.latest_checkpoint(run_id)
+    wanted = str(step) if step is not None else "newest" if newest is None else str(newest.step)
+    record = find_checkpoint(ledger, run_id, wanted)
+    taken = [r for r in ledger.checkpoints(run_id) if r.name == name and r.step != record.step]
+    if taken:
+        raise ConfigError(f"{name} is the checkpoint of step {taken[0].step} already: release it, or take another name")
+    ledger.name_checkpoint(run_id, record.step, name)
+    return record.step

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from flows.display import LiveProgress, print_result
+from infra.attempts import wait_for_learner
 from infra.ledger import Ledger, RunStatus
 from infra.processes import ChildFailed
 from infra.services import prefect_environment, prefect_server
@@ -30,18 +31,27 @@ from sao_core.models.folder import check_model_folder
 DRAIN_S = 3.0
 
 
-def preflight(config: TrainConfig) -> None:
-    """Check what can be checked before anything is made; raises ConfigError with one line."""
-    check_model_folder(config.model.path)
+def preflight(config: TrainConfig, *, resuming: bool = False) -> None:
+    """Check what can be checked before anything is made; raises ConfigError with one line.
+
+    A run that is resumed has its weights in a checkpoint and may have outlived the folder that it began with.
+    """
+    if not resuming:
+        check_model_folder(config.model.path)
     environment = environments.get(config.environment.name)
     options = environment.parse_options(config.environment.options)
     environment.tasks(options, config.seed).evaluation_keys(1)
 
 
 def train_here(config: TrainConfig, settings: Settings, run_id: str, console: Console) -> NoReturn:
-    """Run the training flow in this process, showing progress; exits with 0 (completed) or 1."""
+    """Run the training flow in this process, showing progress; exits with 0 (completed) or 1.
+
+    Raises:
+        RunAlive: another process trains this run.
+    """
     settings.home.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(settings.database_url)
+    wait_for_learner(ledger, run_id, console.print)
     objective = describe_objective(resolve(config), config.algorithm)
     console.print(f"run {run_id} · {config.algorithm.name} {objective} · state in {settings.home}", highlight=False)
     with console.status("starting the Prefect server …") if settings.prefect_api_url is None else nullcontext():

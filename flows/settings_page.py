@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from sao_core.changes import CHANGEABLE
 from sao_core.config import TrainConfig
 from sao_core.environments import base as environments
 
@@ -16,7 +17,7 @@ HEAD = """# Settings
 
 Every setting of a training run, its default and what it is for; `sao settings` prints this page. A recipe is a YAML
 file of these, and `sao train RECIPE --set section.key=value` overrides one. Settings of an environment stand under
-`environment.options`.
+`environment.options`. Those marked ↻ may be changed when a run is resumed: `sao train --resume RUN --set …`.
 """
 
 
@@ -63,5 +64,7 @@ def _shown(default: Any) -> str:
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
     lines = [f"## {title}\n", "| setting | default | |", "|---|---|---|"]
-    lines += [f"| `{name}` | {default} | {text.replace('|', '&#124;')} |" for name, default, text in rows]
+    for name, default, text in rows:
+        mark = " ↻" if name in CHANGEABLE else ""
+        lines.append(f"| `{name}`{mark} | {default} | {text.replace('|', '&#124;')} |")
     return "\n".join(lines) + "\n"

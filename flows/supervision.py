@@ -17,6 +17,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Completed
 
+from infra.attempts import begin
 from infra.ledger import Ledger
 from infra.settings import Settings
 from infra.training_run import StopRequested, TrainingRun
@@ -44,15 +45,14 @@ class SupervisedRun:
 
 @contextmanager
 def supervised(config: TrainConfig, run_id: str) -> Iterator[SupervisedRun]:
-    """Open a run (resume it if its ``run_id`` is known), start its processes, and end them whatever happens.
+    """Begin a run, or resume the one of this ``run_id``, start its processes, and end them whatever happens.
 
     A stop request ends the body and is swallowed: ask :meth:`SupervisedRun.final_state`. An error is written to the
     ledger and raised.
     """
     settings = Settings.from_environment()
     ledger = Ledger(settings.database_url)
-    ledger.create_run(run_id, config.recipe, config.algorithm.name, config.model_dump(mode="json"))
-    attempt = ledger.begin_attempt(run_id)
+    attempt = begin(ledger, run_id, config, logger.info)
     ledger.set_run_links(run_id, prefect_flow_run_id=flow_run.id)
     run = TrainingRun(config, settings, ledger, run_id, attempt, say=logger.info)
     supervised_run = SupervisedRun(run)

@@ -8,11 +8,12 @@ from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from flows.display import duration, evaluation_table, links, sparkline
 from infra.ledger import Ledger, RunRecord, UpdateRow
 from infra.settings import Settings
+from sao_core.changes import Change
 
 TIME_PARTS = {
     "waiting for rollouts": "time/learner_wait_s",
@@ -51,6 +52,29 @@ def run_summary(ledger: Ledger, places: Settings, run: RunRecord) -> dict[str, A
     }
 
 
+def checkpoint_summaries(ledger: Ledger, places: Settings, run_id: str) -> list[dict[str, Any]]:
+    """A run's complete checkpoints as JSON, newest first."""
+    ledger.run(run_id)
+    return [
+        {
+            "step": record.step,
+            "name": record.name,
+            "created_at": datetime.fromtimestamp(record.created_at, UTC).isoformat(timespec="seconds"),
+            "objects": f"{places.object_store}/{record.object_key}",
+            "manifest_sha256": record.sha256,
+        }
+        for record in ledger.checkpoints(run_id)
+    ]
+
+
+def print_checkpoints(summaries: list[dict[str, Any]], console: Console) -> None:
+    """Checkpoints for people."""
+    table = Table("step", "name", "stored at", Column("where", overflow="fold"))
+    for summary in summaries:
+        table.add_row(str(summary["step"]), summary["name"] or "–", summary["created_at"], summary["objects"])
+    console.print(table)
+
+
 def print_run(ledger: Ledger, places: Settings, run: RunRecord, console: Console) -> None:
     """A run for people: how it stands, how it went, where the time goes, its settings and links."""
     updates = ledger.updates_since(run.run_id, 0)
@@ -71,6 +95,9 @@ def print_run(ledger: Ledger, places: Settings, run: RunRecord, console: Console
         for purpose, states in purposes.items():
             numbers = ", ".join(f"{n} {state}" for state, n in states.items())
             console.print(f"{what} for {purpose}: {numbers}", highlight=False, markup=False)
+    for change in ledger.config_changes(run.run_id):
+        shown = Change(change.setting, change.old, change.new)
+        console.print(f"changed on resume from step {change.step}: {shown}", highlight=False, markup=False)
     console.print(links(ledger, places, run.run_id), highlight=False, soft_wrap=True)
     console.print(yaml.safe_dump(dict(run.config), sort_keys=False), markup=False, highlight=False)
 

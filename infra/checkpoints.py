@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from infra.ledger import Ledger
+from infra.ledger import CheckpointRecord, Ledger
 from infra.manifest import CorruptFolder, delete_folder, fetch_folder, put_folder
 from infra.objects import ObjectStore
 
@@ -32,7 +32,7 @@ class CheckpointStore:
         keep: int,
         attempt: int | None = None,
     ) -> None:
-        """Keep the ``keep`` newest ones; ``cache`` holds downloads from a remote store."""
+        """Keep the ``keep`` newest and the named ones; ``cache`` holds downloads from a remote store."""
         self._objects = objects
         self._ledger = ledger
         self._run_id = run_id
@@ -73,13 +73,21 @@ class CheckpointStore:
         records = self._ledger.checkpoints(self._run_id)
         for record in records:
             try:
-                return record.step, fetch_folder(self._objects, record.object_key, record.sha256, self._cache)
+                return record.step, self.fetch(record)
             except CorruptFolder as error:
                 logger.error("the checkpoint of step %d is damaged, falling back: %s", record.step, error)
         if records:
             steps = ", ".join(str(record.step) for record in records)
             raise CorruptFolder(f"run {self._run_id} cannot be resumed: its checkpoints of steps {steps} are damaged")
         return None
+
+    def fetch(self, record: CheckpointRecord) -> Path:
+        """One checkpoint as a local folder, every hash checked.
+
+        Raises:
+            CorruptFolder: it is damaged.
+        """
+        return fetch_folder(self._objects, record.object_key, record.sha256, self._cache)
 
     def _save(self, step: int, folder: Path, before_announcing: Callable[[], None] | None) -> None:
         self._ledger.require_attempt(self._run_id, self._attempt)

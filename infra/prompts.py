@@ -28,8 +28,7 @@ class PromptIssuer:
 
     def fill(self) -> int:
         """Issue training requests up to the bound (run_ahead + 1) × batch_size; returns how many."""
-        bound = (self._config.run_ahead + 1) * self._config.learner.batch_size
-        groups = (bound - self._ledger.outstanding(self._run_id)) // self._group_size
+        groups = (self._config.outstanding - self._ledger.outstanding(self._run_id)) // self._group_size
         return self._issue(Purpose.TRAIN, groups)
 
     def value_pretraining(self) -> int:

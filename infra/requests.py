@@ -31,9 +31,12 @@ class LedgerRequests:
         lease_s: float,
         *,
         attempt: int | None = None,
+        window: int | None = None,
         poll_s: float = 0.05,
     ) -> None:
         """Serve ``purposes`` as ``worker`` (see :func:`new_worker_id`) for one ``attempt`` of the run.
+
+        ``window``: how many rollouts for training may be outstanding, see `Ledger.lease`.
 
         After an empty answer the ledger is left alone for ``poll_s``, so that an idle worker does not load it.
         """
@@ -43,6 +46,7 @@ class LedgerRequests:
         self._purposes = tuple(purposes)
         self._lease_s = lease_s
         self._attempt = attempt
+        self._window = window
         self._poll_s = poll_s
         self._ask_again_at = 0.0
         self._version: int | None = None
@@ -58,7 +62,13 @@ class LedgerRequests:
         if limit < 1 or time.monotonic() < self._ask_again_at:
             return []
         requests = self._ledger.lease(
-            self._run_id, self._worker, self._purposes, limit, self._lease_s, attempt=self._attempt
+            self._run_id,
+            self._worker,
+            self._purposes,
+            limit,
+            self._lease_s,
+            window=self._window,
+            attempt=self._attempt,
         )
         if not requests:
             self._ask_again_at = time.monotonic() + self._poll_s

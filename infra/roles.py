@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterable
 
+from infra.attempts import LEARNER, STOPPING
 from infra.checkpoints import CheckpointStore
 from infra.child import Channel
 from infra.learner_ports import LedgerBatches, LedgerUpdates
@@ -62,7 +63,7 @@ class Heart:
 
     def _beat(self) -> None:
         while not self._done.wait(HEARTBEAT_S):
-            self._requests.heartbeat(self._state, None)
+            self._requests.heartbeat(STOPPING if self._channel.stop.is_set() else self._state, None)
 
 
 def learner(
@@ -78,7 +79,7 @@ def learner(
     scratch = settings.scratch / run_id
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    heart = Heart(channel, LedgerRequests(ledger, run_id, new_worker_id("learner"), (), config.rollout.lease_s))
+    heart = Heart(channel, LedgerRequests(ledger, run_id, new_worker_id(LEARNER), (), config.rollout.lease_s))
     checkpoints = CheckpointStore(
         objects, ledger, run_id, settings.cache, keep=config.learner.keep_checkpoints, attempt=attempt
     )
@@ -158,7 +159,9 @@ def _serve(
     environment = environments.get(config.environment.name)
     tasks = environment.tasks(environment.parse_options(config.environment.options), config.seed)
     worker = new_worker_id(channel.name)
-    requests = LedgerRequests(ledger, run_id, worker, purposes, config.rollout.lease_s, attempt=attempt)
+    requests = LedgerRequests(
+        ledger, run_id, worker, purposes, config.rollout.lease_s, attempt=attempt, window=config.outstanding
+    )
     writer = TrajectoryWriter(
         ledger, TrajectoryStore(objects), run_id, worker, flush_interval_s=config.rollout.flush_interval_s
     )

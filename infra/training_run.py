@@ -15,6 +15,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from infra.attempts import LEARNER
 from infra.evaluations import EvaluationDesk
 from infra.ledger import Ledger
 from infra.processes import CLOSE_GRACE_S, ChildGroup
@@ -24,9 +25,7 @@ from infra.tracking import Tracker
 from sao_core.algorithms import resolve
 from sao_core.config import ConfigError, TrainConfig
 
-LEARNER = "learner"
 EVALUATOR = "evaluator"
-WORKER_RESTARTS = 3
 CONFIG_ERROR = f"{ConfigError.__module__}.{ConfigError.__qualname__}"
 WATCHDOG_POLL_S = 2.0
 
@@ -98,7 +97,7 @@ class TrainingRun:
         for name in (*(f"rollout-{index}" for index in range(self.config.rollout.workers)), EVALUATOR):
             target = "infra.roles:evaluator" if name == EVALUATOR else "infra.roles:rollout_worker"
             self.children.start(
-                name, target, worker, threads=per_worker, restarts=WORKER_RESTARTS, fatal=(CONFIG_ERROR,)
+                name, target, worker, threads=per_worker, restarts=self.config.rollout.restarts, fatal=(CONFIG_ERROR,)
             )
         if self.tracker is not None:
             self.tracker.start()

@@ -193,8 +193,19 @@ class RolloutConfig(Section):
     step_timeout_s: float = Field(60.0, gt=0, description="Longest that an environment step may take.")
     rollout_timeout_s: float = Field(600.0, gt=0, description="Longest that a rollout may take; then it is truncated.")
     max_attempts: int = Field(3, ge=1, description="Attempts per request before it counts as exhausted.")
+    restarts: int = Field(
+        3,
+        ge=0,
+        description="Deaths of a worker within ten minutes that are answered by a new one; after that the run ends.",
+    )
     lease_s: float = Field(30.0, gt=0, description="A worker that is silent for longer loses its rollouts to others.")
     flush_interval_s: float = Field(0.5, gt=0, description="Longest that a finished rollout waits to be written.")
+    partial_after_s: float = Field(
+        30.0,
+        gt=0,
+        description="What a running rollout has that is older than this is stored in parts, from which another worker "
+        "goes on if this one dies; rollouts that take less time cost nothing.",
+    )
 
 
 class AsynchronyConfig(Section):
@@ -318,6 +329,11 @@ class TrainConfig(Section):
     def run_ahead(self) -> int:
         """Batches in the making beyond the next one; 0 when synchronous."""
         return self.asynchrony.run_ahead if self.asynchrony.enabled else 0
+
+    @property
+    def outstanding(self) -> int:
+        """Rollouts for training that may be in the making or ready at a time."""
+        return (self.run_ahead + 1) * self.learner.batch_size
 
 
 def parse_config(values: Mapping[str, Any]) -> TrainConfig:

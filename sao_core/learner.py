@@ -104,6 +104,7 @@ class Learner:
         metrics |= staleness_metrics(step.data, step.ages)
         if self.algorithm.has_critic:
             critic = self.critic
+            metrics["value/lr"] = critic.engine.lr
             before = critic.values(step.data) if critic.needs_values(step.data) else None
             step.targets = critic.targets(step.data, before)
             updates = [critic.update(step.data, step.targets) for _ in range(self.algorithm.critic_updates)]
@@ -129,6 +130,7 @@ class Learner:
             stale_advantages = self._advantages(step, step.values_before, step.behind_before)
             metrics |= fit_metrics(step.data, step.targets, step.values, step.advantages, stale_advantages)
         if step.number >= self.first_policy_step:
+            metrics["policy/lr"] = self.policy.engine.lr
             step.policy = self.policy.update(step.data, step.advantages)
             self.policy_moved = step.policy.step.applied
             metrics |= policy_metrics(step.policy, step.data, step.advantages)

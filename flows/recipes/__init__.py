@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,15 @@ def load_config(recipe: str, overrides: Iterable[str] = ()) -> TrainConfig:
 
     Raises :class:`ConfigError` with one line that names the value and the way out.
     """
-    values = recipe_values(recipe)
+    return override_config(recipe_values(recipe), overrides)
+
+
+def override_config(values: Mapping[str, Any], overrides: Iterable[str]) -> TrainConfig:
+    """The config of these values with ``section.key=value`` overrides applied; raises :class:`ConfigError` likewise."""
+    changed = dict(values)
     for override in overrides:
-        _apply(values, override)
-    return parse_config(values)
+        _apply(changed, override)
+    return parse_config(changed)
 
 
 def recipe_values(recipe: str) -> dict[str, Any]:

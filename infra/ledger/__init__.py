@@ -17,6 +17,7 @@ from infra.ledger.policies import PolicyLedger
 from infra.ledger.records import (
     TRAINING,
     CheckpointRecord,
+    ConfigChangeRecord,
     EvaluationRecord,
     Fenced,
     LedgerError,
@@ -43,6 +44,7 @@ from infra.ledger.updates import UpdateLedger
 __all__ = [
     "TRAINING",
     "CheckpointRecord",
+    "ConfigChangeRecord",
     "EvaluationRecord",
     "Fenced",
     "Ledger",

@@ -95,6 +95,19 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
+class ConfigChangeRecord:
+    """A setting that a resume changed."""
+
+    attempt: int
+    step: int
+    """Of the checkpoint from which the run went on."""
+    setting: str
+    old: Any
+    new: Any
+    changed_at: float
+
+
+@dataclass(frozen=True)
 class TrajectoryRow:
     """One stored trajectory (a segment of a rollout) as the ledger describes it."""
 
@@ -209,6 +222,8 @@ class CheckpointRecord:
     sha256: str
     """Of the manifest."""
     created_at: float
+    name: str | None = None
+    """Retention keeps a named one."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, func, select, union_all, update
 
 from infra.ledger.database import Database, clock, reads, writes
 from infra.ledger.records import (
@@ -135,12 +135,15 @@ class RequestLedger(Database):
         lease_s: float,
         version: int | None = None,
         *,
+        window: int | None = None,
         attempt: int | None = None,
     ) -> list[RolloutRequest]:
         """Give ``worker`` the oldest waiting requests, for ``lease_s`` unless a heartbeat renews them.
 
         Leases that ran out are taken back first, which costs their request an attempt. ``version`` takes only
-        requests that pin this policy version. Attempts of a request are counted from 1.
+        requests that pin this policy version. ``window`` bounds how far rollouts for training run ahead: a request
+        waits while that many outstanding ones were issued before it, which happens after a rewind only. Attempts of a
+        request are counted from 1.
 
         Raises:
             Fenced: the worker is of an earlier ``attempt`` of the run.
@@ -149,7 +152,7 @@ class RequestLedger(Database):
         purposes = tuple(purposes)
         take_back(connection, run_id)
         waiting = (
-            select(Request.number)
+            select(Request.number, Request.purpose)
             .where(Request.run_id == run_id, Request.state == RequestState.PENDING, Request.purpose.in_(purposes))
             .order_by(Request.number)
             .limit(limit)
@@ -157,7 +160,9 @@ class RequestLedger(Database):
         )
         if version is not None:
             waiting = waiting.where(Request.policy_version == version)
-        numbers = connection.execute(waiting).scalars().all()
+        found = connection.execute(waiting).all()
+        end = None if window is None or not found else _end_of_window(connection, run_id, window)
+        numbers = [row.number for row in found if end is None or row.number <= end or row.purpose not in TRAINING]
         leased: list[Row[Any]] = []
         for chunk in chunks(numbers):
             leased += connection.execute(
@@ -339,6 +344,24 @@ def take_back(connection: Connection, run_id: str, worker: str | None = None) ->
     ]
     give_up(connection, run_id, given_up)
     return len(given_up)
+
+
+def _end_of_window(connection: Connection, run_id: str, window: int) -> int | None:
+    """The ``window``-th oldest of the outstanding requests for training; None if there are fewer."""
+    asked = select(Request.number.label("number")).where(
+        Request.run_id == run_id,
+        Request.state.in_([RequestState.PENDING, RequestState.LEASED]),
+        Request.purpose.in_(TRAINING),
+    )
+    made = select(TrajectoryEntry.request_number).where(
+        TrajectoryEntry.run_id == run_id,
+        TrajectoryEntry.state.in_([TrajectoryState.READY, TrajectoryState.CLAIMED]),
+        TrajectoryEntry.purpose.in_(TRAINING),
+        TrajectoryEntry.segment == 0,
+    )
+    outstanding = union_all(asked, made).subquery()
+    oldest = select(outstanding.c.number).order_by(outstanding.c.number).offset(window - 1).limit(1)
+    return connection.execute(oldest).scalar_one_or_none()
 
 
 def _advance_frontier(

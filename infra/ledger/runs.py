@@ -9,9 +9,17 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Row, case, func, literal, select, union_all, update
 
 from infra.ledger.database import Database, clock, reads, writes, writes_durably
-from infra.ledger.records import Progress, RequestState, RunRecord, RunStatus, TrajectoryState, UnknownRun
+from infra.ledger.records import (
+    ConfigChangeRecord,
+    Progress,
+    RequestState,
+    RunRecord,
+    RunStatus,
+    TrajectoryState,
+    UnknownRun,
+)
 from infra.ledger.transitions import dump_metrics, insert_new, load_metrics, require_attempt
-from infra.models import Checkpoint, Evaluation, Policy, Request, Run, Stage, TrajectoryEntry, Update
+from infra.models import Checkpoint, ConfigChange, Evaluation, Policy, Request, Run, Stage, TrajectoryEntry, Update
 
 Watermark = Literal["update", "evaluation"]
 
@@ -118,14 +126,48 @@ class RunLedger(Database):
         _update_run(connection, run_id, status=status, message=message, ended_at=ended)
 
     @writes_durably
-    def set_config(self, connection: Connection, run_id: str, config: Mapping[str, Any]) -> None:
-        """Store the configuration that a resume changed."""
-        _update_run(
-            connection,
-            run_id,
-            config_json=json.dumps(config, sort_keys=True),
-            max_attempts=_max_attempts(config),
-        )
+    def change_config(
+        self,
+        connection: Connection,
+        run_id: str,
+        config: Mapping[str, Any],
+        changed: Mapping[str, tuple[Any, Any]],
+        *,
+        attempt: int,
+    ) -> None:
+        """Store the configuration that ``attempt`` goes on with, and which settings it changed (old, new).
+
+        Raises:
+            Fenced: the run has moved on to a later attempt.
+        """
+        require_attempt(connection, run_id, attempt)
+        settings = {"config_json": json.dumps(config, sort_keys=True), "max_attempts": _max_attempts(config)}
+        _update_run(connection, run_id, **settings)
+        newest = select(func.max(Checkpoint.step)).where(Checkpoint.run_id == run_id, ~Checkpoint.superseded)
+        step = connection.execute(newest).scalar_one() or 0
+        for setting, (old, new) in changed.items():
+            row = {
+                "run_id": run_id,
+                "attempt": attempt,
+                "setting": setting,
+                "old_json": json.dumps(old),
+                "new_json": json.dumps(new),
+                "step": step,
+                "changed_at": clock(),
+            }
+            insert_new(connection, ConfigChange, row)
+
+    @reads
+    def config_changes(self, connection: Connection, run_id: str) -> list[ConfigChangeRecord]:
+        """The settings that resumes changed, in order."""
+        statement = select(ConfigChange.__table__).where(ConfigChange.run_id == run_id)
+        rows = connection.execute(statement.order_by(ConfigChange.attempt, ConfigChange.setting))
+        return [
+            ConfigChangeRecord(
+                row.attempt, row.step, row.setting, json.loads(row.old_json), json.loads(row.new_json), row.changed_at
+            )
+            for row in rows
+        ]
 
     @writes
     def set_run_links(

@@ -183,7 +183,7 @@ class UpdateLedger(Database):
         require_attempt(connection, run_id, attempt)
         if step > last_step(connection, run_id):
             raise LedgerError(f"run {run_id}: a checkpoint of step {step} needs that step to be committed first")
-        values = {"object_key": key, "sha256": sha256, "created_at": clock(), "superseded": False}
+        values = {"object_key": key, "sha256": sha256, "created_at": clock(), "superseded": False, "name": None}
         row = {"run_id": run_id, "step": step, **values}
         if not insert_new(connection, Checkpoint, row):
             where = (Checkpoint.run_id == run_id, Checkpoint.step == step)
@@ -202,12 +202,30 @@ class UpdateLedger(Database):
         return _checkpoints(connection, run_id)
 
     @writes_durably
+    def name_checkpoint(self, connection: Connection, run_id: str, step: int, name: str | None) -> None:
+        """Give a checkpoint a name, so that retention keeps it; None takes the name away. A name is given once per run.
+
+        Raises:
+            LedgerError: there is no such checkpoint, or another one has this name.
+        """
+        known = {record.step: record for record in _checkpoints(connection, run_id)}
+        if step not in known:
+            steps = ", ".join(map(str, sorted(known))) or "none"
+            raise LedgerError(f"run {run_id} has no checkpoint of step {step}; there are: {steps}")
+        taken = [record.step for record in known.values() if name is not None and record.name == name]
+        if taken and taken != [step]:
+            raise LedgerError(f"the checkpoint of step {taken[0]} of run {run_id} is called {name} already")
+        where = (Checkpoint.run_id == run_id, Checkpoint.step == step)
+        connection.execute(update(Checkpoint).where(*where).values(name=name))
+
+    @writes_durably
     def remove_checkpoints(
         self, connection: Connection, run_id: str, keep: int, *, attempt: int | None = None
     ) -> list[CheckpointRecord]:
-        """Forget all checkpoints but the ``keep`` newest surviving ones, and return those, whose files can go now."""
+        """Forget all but the ``keep`` newest and the named surviving checkpoints; returns those, whose files can go."""
         require_attempt(connection, run_id, attempt)
-        kept = {record.step for record in _checkpoints(connection, run_id, limit=keep)}
+        surviving = _checkpoints(connection, run_id)
+        kept = {record.step for record in [*surviving[:keep], *(r for r in surviving if r.name is not None)]}
         everything = _checkpoints(connection, run_id, superseded=True)
         gone = [record for record in everything if record.step not in kept]
         for chunk in chunks(record.step for record in gone):
@@ -270,7 +288,7 @@ def _checkpoints(
     if not superseded:
         statement = statement.where(~Checkpoint.superseded)
     rows = connection.execute(statement.order_by(Checkpoint.step.desc()).limit(limit))
-    return [CheckpointRecord(row.step, row.object_key, row.sha256, row.created_at) for row in rows]
+    return [CheckpointRecord(row.step, row.object_key, row.sha256, row.created_at, row.name) for row in rows]
 
 
 def _update_row(row: Row[Any]) -> UpdateRow:

@@ -193,7 +193,7 @@ def test_starting_again_gives_leases_back_and_fences_earlier_workers(ledger: Led
 
 def test_max_attempts_follows_the_configuration_of_a_resume(ledger: Ledger) -> None:
     run = start_run(ledger, max_attempts=1)
-    ledger.set_config(run, {"rollout": {"max_attempts": 3}})
+    ledger.change_config(run, {"rollout": {"max_attempts": 3}}, {}, attempt=1)
     ledger.issue(run, prompts(1))
     ledger.lease(run, "w", TRAIN, 1, LEASE_S)
     assert ledger.fail_attempt(run, "w", 0, 1, "crash") is RequestState.PENDING

@@ -268,3 +268,32 @@ def test_lengths_tell_what_was_used_of_what_was_settled(ledger: Ledger, run: str
     rows = ledger.claim(run, 1, 2)
     ledger.commit_update(run, 1, 0, 1, {}, [rows[0].trajectory_id], {rows[1].trajectory_id: "stale"}, policy(1))
     assert sorted(ledger.lengths(run)) == [(10, True), (20, False)]
+
+
+def test_after_a_rewind_nothing_new_is_generated_until_what_is_ready_is_within_the_bound(
+    ledger: Ledger, run: str
+) -> None:
+    """Else rollouts for later steps would be sampled from a policy that those steps have long left behind."""
+    ledger.issue(run, prompts(6))
+    make(ledger, run, 4)
+    for step in (1, 2):
+        train(ledger, run, step, 2)
+    ledger.rewind(run, 0)
+    assert ledger.lease(run, "w", TRAIN, 6, LEASE_S, window=2) == []
+    train(ledger, run, 1, 2)
+    assert ledger.lease(run, "w", TRAIN, 6, LEASE_S, window=2) == []
+    train(ledger, run, 2, 2)
+    assert [request.number for request in ledger.lease(run, "w", TRAIN, 6, LEASE_S, window=2)] == [4, 5]
+
+
+def test_the_bound_after_a_rewind_never_keeps_a_batch_from_filling(ledger: Ledger, run: str) -> None:
+    """A rollout that must be made again comes before those that were issued later, though the bound is used up."""
+    ledger.issue(run, prompts(4))
+    make(ledger, run, 4)
+    train(ledger, run, 1, 2)
+    train(ledger, run, 2, 2)
+    ledger.rewind(run, 0)
+    damaged = ledger.claim(run, 1, 2)[0]
+    ledger.reject_claimed(run, 1, {damaged.trajectory_id: "object damaged"})
+    again = ledger.lease(run, "w", TRAIN, 4, LEASE_S, window=2)
+    assert [(request.number, request.attempt) for request in again] == [(damaged.request_number, 2)]

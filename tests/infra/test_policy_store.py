@@ -185,6 +185,29 @@ def test_the_last_good_checkpoint_is_deleted_only_after_the_next_is_complete(
     assert objects.keys(f"runs/{run}/checkpoints/1") == []
 
 
+def test_a_named_checkpoint_stays_when_newer_ones_replace_it(
+    objects: ObjectStore, ledger: Ledger, places: Places, run: str, tmp_path: Path
+) -> None:
+    store = CheckpointStore(objects, ledger, run, places.cache, keep=1)
+    steps(ledger, run, 4)
+    for step in (1, 2, 3):
+        store.save(step, folder(tmp_path / str(step), f"step {step}"))
+        store.flush()
+        if step == 2:
+            ledger.name_checkpoint(run, 2, "best")
+    assert [(record.step, record.name) for record in ledger.checkpoints(run)] == [(3, None), (2, "best")]
+    assert store.fetch(ledger.checkpoints(run)[1]).joinpath("model.safetensors").is_file()
+    with pytest.raises(LedgerError, match=r"step 2 of run .* is called best already"):
+        ledger.name_checkpoint(run, 3, "best")
+    with pytest.raises(LedgerError, match="no checkpoint of step 1; there are: 2, 3"):
+        ledger.name_checkpoint(run, 1, "first")
+    ledger.name_checkpoint(run, 2, None)
+    store.save(4, folder(tmp_path / "4", "step 4"))
+    store.close()
+    assert [record.step for record in ledger.checkpoints(run)] == [4]
+    assert objects.keys(f"runs/{run}/checkpoints/2") == []
+
+
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     checkpoints: CheckpointStore, ledger: Ledger, run: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -55,6 +55,8 @@ def test_learning_rates_of_the_present_configuration_take_effect(tmp_path: Path)
     resumed = _learner(tmp_path / "checkpoint", critic={"lr": 1e-2, "lr_warmup_steps": 10}, policy={"lr": 1e-4})
     resumed.load_checkpoint(tmp_path / "checkpoint")
     assert resumed.learning_rates == pytest.approx({"policy": 1e-4, "critic": 5e-3})
+    metrics = _steps(resumed, 3, 3)
+    assert (metrics["policy/lr"], metrics["value/lr"]) == pytest.approx((1e-4, 5e-3))
 
 
 @pytest.mark.parametrize("stage", [1, 3])
