@@ -16,6 +16,7 @@ from rich.table import Column, Table
 from flows.recipes import load_config, override_config, recipe_names, recipe_summary
 from infra.attempts import planned_changes
 from infra.ledger import Ledger, LedgerError, RunStatus, UnknownRun
+from infra.objects import ObjectStore, ObjectStoreError
 from infra.services import ServiceFailed
 from infra.settings import Settings, SettingsError
 from sao_core.algorithms import describe_objective, resolve
@@ -189,6 +190,56 @@ def sync(run: str) -> None:
 
 
 @app.command()
+def verify(run: str, as_json: AsJson = False) -> None:
+    """Prove that nothing of a run was lost or trained twice, and that everything stored is intact."""
+    from flows.checks import print_verification, verification_json
+    from infra.verify import verify as verify_run
+
+    places = Settings.from_environment()
+    ledger, objects = open_ledger(places), ObjectStore.from_settings(places)
+    with Console(stderr=True).status(f"verifying {run} …") as status:
+        found = verify_run(
+            ledger,
+            objects,
+            run,
+            tracking_uri=places.tracking_uri,
+            say=lambda rule: status.update(f"verifying {run}: {rule} …"),
+        )
+    if as_json:
+        print_json(verification_json(found))
+    else:
+        print_verification(found, console)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def upkeep(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be done, and change nothing.")] = False,
+    grace: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="How old an object must be before it is removed.")
+    ] = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Expire leases, mark interrupted runs, and remove what nothing refers to; safe beside live runs."""
+    from flows.checks import print_upkeep, upkeep_json
+    from infra.upkeep import Upkeep
+
+    places = Settings.from_environment()
+    ledger, objects = open_ledger(places), ObjectStore.from_settings(places)
+    with Console(stderr=True).status("upkeep …"):
+        actions = Upkeep(ledger, objects, places, grace_s=grace, dry_run=dry_run).everything()
+        if places.prefect_api_url is not None:
+            from tasks.upkeep import settle
+
+            actions += settle(ledger, dry_run=dry_run)
+    if as_json:
+        print_json(upkeep_json(actions, grace, dry_run))
+    else:
+        print_upkeep(actions, dry_run, console)
+
+
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """What is installed, what is reachable, what would fail."""
     from flows.doctor import examine
@@ -256,7 +307,7 @@ def main() -> NoReturn:
     except (ConfigError, SettingsError, UnknownRun) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
-    except (LedgerError, ServiceFailed) as error:
+    except (LedgerError, ObjectStoreError, ServiceFailed) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)
     sys.exit(0)

@@ -112,6 +112,7 @@ def _log_to_file(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(filename=folder / "flow.log", format=layout, level=logging.INFO, force=True)
+    logging.raiseExceptions = False  # what a full disk refuses to log is not for the terminal
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 

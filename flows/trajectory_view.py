@@ -1,8 +1,12 @@
-"""One trajectory for people: its turns, and each action token with what the learner saw and made of it."""
+"""One trajectory for people: its turns, and each action token with what the learner saw and made of it.
+
+One that is there only as parts (its rollout goes on, or nobody could go on from them) is shown as far as it got.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,19 +15,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from infra.ledger import Ledger, TrajectoryRow
+from infra.ledger import Ledger, PartRow, TrajectoryRow
 from infra.objects import ObjectMissing, ObjectStore
 from infra.policy_store import PolicyStore
+from infra.rollout_parts import read_parts
 from infra.settings import Settings
 from infra.trajectory_store import TrajectoryStore
 from infra.update_records import read_update_tokens
 from sao_core.config import ConfigError
+from sao_core.rollout.parts import UNFINISHED, join
 from sao_core.trajectory import Role, Trajectory
 
 
 def trajectory_json(ledger: Ledger, places: Settings, trajectory_id: str) -> dict[str, Any]:
     """A trajectory with one entry per token; ``advantage``, ``value`` and ``ratio`` only where they were recorded."""
-    row, trajectory, seen = _load(ledger, places, trajectory_id)
+    row, parts, trajectory, seen = _load(ledger, places, trajectory_id)
     pieces = _pieces(ledger, places, trajectory)
     tokens: list[dict[str, Any]] = []
     for index, text in enumerate(pieces):
@@ -41,13 +47,14 @@ def trajectory_json(ledger: Ledger, places: Settings, trajectory_id: str) -> dic
         "trajectory_id": trajectory_id,
         "run_id": row.run_id,
         "purpose": str(row.purpose),
-        "state": str(row.state),
+        "state": str(row.state) if not parts else UNFINISHED,
+        "parts": len(parts),
         "trained_step": row.trained_step,
         "prompt_key": row.prompt_key,
         "difficulty": row.difficulty,
         "score": row.score,
-        "outcome": str(row.outcome),
-        "stop_reason": row.stop_reason,
+        "outcome": str(row.outcome) if not parts else None,
+        "stop_reason": row.stop_reason if not parts else None,
         "object": row.object_key,
         "turns": [{"role": str(t.role), "start": t.start, "stop": t.stop} for t in trajectory.turns],
         "tokens": tokens,
@@ -56,13 +63,14 @@ def trajectory_json(ledger: Ledger, places: Settings, trajectory_id: str) -> dic
 
 def print_trajectory(ledger: Ledger, places: Settings, trajectory_id: str, console: Console) -> None:
     """Turn by turn; action tokens green where the advantage is positive, red where negative, struck where rejected."""
-    row, trajectory, seen = _load(ledger, places, trajectory_id)
+    row, parts, trajectory, seen = _load(ledger, places, trajectory_id)
     pieces = _pieces(ledger, places, trajectory)
-    console.print(
-        f"{trajectory_id}  {row.purpose}  {row.state}  score {row.score:g}  {row.outcome} ({row.stop_reason})",
-        highlight=False,
-        markup=False,
-    )
+    if parts:
+        count = f"{len(parts)} part{'s' if len(parts) != 1 else ''}"
+        heading = f"{trajectory_id}  {row.purpose}  unfinished ({count})  {parts[-1].state}  score {row.score:g}"
+    else:
+        heading = f"{trajectory_id}  {row.purpose}  {row.state}  score {row.score:g}  {row.outcome} ({row.stop_reason})"
+    console.print(heading, highlight=False, markup=False)
     for turn in trajectory.turns:
         if turn.role is not Role.ASSISTANT:
             console.print(Text(f"\n{turn.role}", style="bold dim"))
@@ -74,7 +82,7 @@ def print_trajectory(ledger: Ledger, places: Settings, trajectory_id: str, conso
             line.append(pieces[index], style=_style(seen, index))
         console.print(line)
         console.print(_token_table(trajectory, pieces, seen, turn.start, turn.stop))
-    if "advantage" not in seen:
+    if "advantage" not in seen and not parts:
         console.print(
             "advantages and values were not kept for this trajectory (learner.record_tokens=all keeps them)",
             style="dim",
@@ -83,14 +91,32 @@ def print_trajectory(ledger: Ledger, places: Settings, trajectory_id: str, conso
 
 def _load(
     ledger: Ledger, places: Settings, trajectory_id: str
-) -> tuple[TrajectoryRow, Trajectory, dict[str, npt.NDArray[Any]]]:
+) -> tuple[TrajectoryRow, list[PartRow], Trajectory, dict[str, npt.NDArray[Any]]]:
+    """The row, the parts if it is unfinished, the tokens, and what the learner recorded of them."""
+    objects = ObjectStore.from_settings(places)
     row = ledger.trajectory(trajectory_id)
     if row is None:
-        raise ConfigError(f"there is no trajectory {trajectory_id!r} in {ledger.label}; `sao show RUN` names some")
-    objects = ObjectStore.from_settings(places)
+        return _unfinished(ledger, objects, trajectory_id)
     rollout = TrajectoryStore(objects).read([row]) if row.num_segments == 1 else _segments(ledger, objects, row)
     trajectory = next(segment for segment in rollout[0] if segment.trajectory_id == trajectory_id)
-    return row, trajectory, _seen(objects, row, trajectory)
+    return row, [], trajectory, _seen(objects, row, trajectory)
+
+
+def _unfinished(
+    ledger: Ledger, objects: ObjectStore, trajectory_id: str
+) -> tuple[TrajectoryRow, list[PartRow], Trajectory, dict[str, npt.NDArray[Any]]]:
+    """What the parts of a rollout add up to, by the id ``RUN-NUMBER-ATTEMPT-SEGMENT`` that it would have."""
+    run_id, *place = trajectory_id.rsplit("-", 3)
+    if len(place) == 3 and all(number.isdecimal() for number in place):
+        request, attempt, segment = map(int, place)
+        parts = ledger.parts(run_id, request, attempt)
+        parts = parts[max((index for index, part in enumerate(parts) if part.part == 0), default=0) :]
+        joined = join(read_parts(objects, parts)).segments if parts else ()
+        segments = [one for one in joined if one.action_mask.any()]
+        if segment < len(segments):
+            trajectory = replace(segments[segment], trajectory_id=trajectory_id)
+            return TrajectoryRow.of(trajectory, parts[-1].object_key, 0, parts[-1].sha256), parts, trajectory, {}
+    raise ConfigError(f"there is no trajectory {trajectory_id!r} in {ledger.label}; `sao show RUN` names some")
 
 
 def _segments(ledger: Ledger, objects: ObjectStore, row: TrajectoryRow) -> list[tuple[Trajectory, ...]]:

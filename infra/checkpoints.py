@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from infra.ledger import CheckpointRecord, Ledger
-from infra.manifest import CorruptFolder, delete_folder, fetch_folder, put_folder
+from infra.manifest import CorruptFolder, attempt_key, delete_folder, fetch_folder, put_folder
 from infra.objects import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -94,11 +94,13 @@ class CheckpointStore:
         if any(record.step == step for record in self._ledger.checkpoints(self._run_id)):
             shutil.rmtree(folder)
             return
-        key = f"runs/{self._run_id}/checkpoints/{step}"
+        key = attempt_key(f"runs/{self._run_id}/checkpoints/{step}", self._attempt)
         sha256 = put_folder(self._objects, key, folder, move=True)
         shutil.rmtree(folder)
         if before_announcing is not None:
             before_announcing()
-        self._ledger.set_checkpoint(self._run_id, step, key, sha256, attempt=self._attempt)
+        replaced = self._ledger.set_checkpoint(self._run_id, step, key, sha256, attempt=self._attempt)
+        if replaced is not None:
+            delete_folder(self._objects, replaced)
         for record in self._ledger.remove_checkpoints(self._run_id, self._keep, attempt=self._attempt):
             delete_folder(self._objects, record.object_key)

@@ -135,7 +135,7 @@ class LedgerUpdates:
         """
         self._ledger.require_attempt(self._run_id, self._attempt)
         version = self._ledger.next_version(self._run_id)
-        policy = self._policies.put(self._run_id, version, folder)
+        policy = self._policies.put(self._run_id, version, folder, attempt=self._attempt)
         newest = self._ledger.newest_policy(self._run_id)
         if newest is not None and (newest.sha256, newest.step, newest.removed_at) == (policy.sha256, step, None):
             self._policies.discard(policy)
@@ -155,7 +155,9 @@ class LedgerUpdates:
             write_update_tokens(self._policies.objects, self._run_id, record.step, record.tokens)
         policy = None
         if policy_folder is not None:
-            policy = self._policies.put(self._run_id, record.version_after, policy_folder, move=True)
+            policy = self._policies.put(
+                self._run_id, record.version_after, policy_folder, move=True, attempt=self._attempt
+            )
         self._ledger.commit_update(
             self._run_id,
             record.step,

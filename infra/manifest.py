@@ -41,6 +41,11 @@ def manifest_bytes(entries: list[FileEntry]) -> bytes:
     return json.dumps({"files": files}, indent=1, sort_keys=True).encode()
 
 
+def attempt_key(key: str, attempt: int | None) -> str:
+    """The key of a folder that an attempt of a run stores: no other attempt writes there, or removes what is there."""
+    return key if attempt is None else f"{key}-{attempt}"
+
+
 def put_folder(objects: ObjectStore, key: str, folder: Path, *, move: bool = False, durable: bool = True) -> str:
     """Store ``folder`` under ``key/``, manifest last; returns the manifest's sha256.
 

@@ -13,8 +13,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +42,21 @@ class ObjectMissing(ObjectStoreError):
 
 class StoreFull(ObjectStoreError):
     """No space left; nothing was half-made."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object as a listing shows it."""
+
+    key: str
+    size: int
+    modified_at: float
+    """By the clock of the store; a file that was moved in keeps the time at which it was written."""
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether it is a file in the making, or was left by a process that was killed."""
+        return is_temporary(self.key)
 
 
 class ObjectStore:
@@ -73,9 +89,10 @@ class ObjectStore:
     def _refusals(self) -> tuple[type[Exception], ...]:
         if self.is_folder:
             return (OSError,)
+        from aiohttp import ClientError
         from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
 
-        return (OSError, BotoCoreError)
+        return (OSError, BotoCoreError, ClientError)  # the last: an answer that breaks off while it is read
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """Store ``data`` whole under ``key``; an object that was there is replaced.
@@ -157,8 +174,28 @@ class ObjectStore:
 
     def keys(self, prefix: str) -> list[str]:
         """Keys of all objects under ``prefix/``, sorted: for upkeep, never as the truth."""
-        found = self._call(prefix, lambda: self._files.find(self._path(prefix)))
-        return sorted(str(path).removeprefix(self._root).lstrip("/") for path in found)
+        return [found.key for found in self.listing(prefix)]
+
+    def listing(self, prefix: str) -> list[StoredObject]:
+        """All objects under ``prefix/`` by key, temporary files too: for upkeep, never as the truth."""
+        if self.is_folder:
+            return sorted(self._walk(Path(self._path(prefix))), key=lambda found: found.key)
+        found = self._call(prefix, lambda: self._files.find(self._path(prefix), detail=True))
+        return [
+            StoredObject(self._key(path), int(info["size"]), info["LastModified"].timestamp())
+            for path, info in sorted(found.items())
+        ]
+
+    def _walk(self, folder: Path) -> Iterator[StoredObject]:
+        for directory, _, names in os.walk(folder):
+            for name in names:
+                path = Path(directory, name)
+                with suppress(FileNotFoundError):  # a temporary one that has its name by now
+                    info = path.stat()
+                    yield StoredObject(self._key(str(path)), info.st_size, info.st_mtime)
+
+    def _key(self, path: str) -> str:
+        return path.removeprefix(self._root).lstrip("/")
 
     def _path(self, key: str) -> str:
         parts = key.split("/")
@@ -202,6 +239,12 @@ class ObjectStore:
                 logger.warning("object store: %s: %s; trying again", key, error)
                 time.sleep(delay)
                 delay = min(2 * delay, 5.0)
+
+
+def is_temporary(key: str) -> bool:
+    """Whether a key is that of a file in the making in a folder store."""
+    name = key.rpartition("/")[2]
+    return name.startswith(".") and name.endswith(PARTIAL)
 
 
 def _beside(target: Path) -> Path:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from infra.ledger import Ledger, NewPolicy
-from infra.manifest import delete_folder, fetch_folder, put_folder, sync_folder
+from infra.manifest import attempt_key, delete_folder, fetch_folder, put_folder, sync_folder
 from infra.objects import ObjectStore
 
 CACHED_POLICIES = 4
@@ -33,12 +33,15 @@ class PolicyStore:
         self._cache = cache / "policies"
         self._checked: dict[str, Path] = {}
 
-    def put(self, run_id: str, version: int, folder: Path, *, move: bool = False) -> NewPolicy:
+    def put(
+        self, run_id: str, version: int, folder: Path, *, move: bool = False, attempt: int | None = None
+    ) -> NewPolicy:
         """Store a policy folder, complete or absent; returns what the ledger announces.
 
-        It survives any kill. It survives a power cut once `sync` was called, which checkpoints do.
+        It survives any kill. It survives a power cut once `sync` was called, which checkpoints do. Each ``attempt`` of
+        a run has folders of its own, so that a learner that stalled while its run was resumed harms nobody's.
         """
-        key = f"runs/{run_id}/policies/{version}"
+        key = attempt_key(f"runs/{run_id}/policies/{version}", attempt)
         return NewPolicy(version, key, put_folder(self.objects, key, folder, move=move, durable=False))
 
     def discard(self, policy: NewPolicy) -> None:

@@ -162,6 +162,7 @@ class _Sender:
         self._shown_status: RunStatus | None = None
         self._step = -1
         self._evaluation = 0
+        self._sent: dict[str, set[int]] = {}
 
     def send(self, status: RunStatus | None) -> None:
         """Everything that is new, then the status."""
@@ -180,14 +181,8 @@ class _Sender:
 
     def _connect(self, run: RunRecord) -> None:
         """Find or create experiment and run, and describe the run."""
-        for key, value in _ENVIRONMENT.items():
-            os.environ.setdefault(key, value)
-        from mlflow import MlflowClient
-
-        for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
         if self._client is None:
-            self._client = MlflowClient(self._settings.tracking_uri)
+            self._client = open_client(self._settings.tracking_uri)
         experiment_id = self._experiment(self._config.tracking.experiment or run.recipe)
         found = self._linked(run) or self._find(experiment_id, RUN_TAG, self._run_id)
         if found is None:
@@ -263,11 +258,24 @@ class _Sender:
 
     def _send_updates(self) -> None:
         while updates := self._ledger.updates_since(self._run_id, self._step, _UPDATES_AT_ONCE):
-            points = [point for u in updates for point in _points(u.metrics, step=u.step, at=u.committed_at)]
+            again = set(self._ledger.superseded_steps(self._run_id))
+            points = [
+                point
+                for u in updates
+                for point in _points(u.metrics, step=u.step, at=u.committed_at)
+                if u.step not in again or u.step not in self._steps_sent(point.key)
+            ]
             for some in _batches(points, _POINTS_PER_BATCH):
                 self._client.log_batch(self._mlflow_run_id, metrics=some, synchronous=True)
             self._step = updates[-1].step
             self._ledger.set_watermark(self._run_id, self._step, "update")
+
+    def _steps_sent(self, key: str) -> set[int]:
+        """Steps of a metric that MLflow had at first sight: a kill may come between a point and the watermark."""
+        if key not in self._sent:
+            history = self._client.get_metric_history(self._mlflow_run_id, key)
+            self._sent[key] = {point.step for point in history}
+        return self._sent[key]
 
     def _send_evaluations(self) -> None:
         for evaluation in self._ledger.evaluations(self._run_id, self._evaluation):
@@ -294,6 +302,18 @@ class _Sender:
             child = self._client.create_run(experiment_id, at, tags, f"{evaluation.suite} at step {evaluation.step}")
         self._client.log_batch(child.info.run_id, metrics=points, synchronous=True)
         self._client.set_terminated(child.info.run_id, "FINISHED", _milliseconds(evaluation.created_at))
+
+
+def open_client(tracking_uri: str) -> Any:
+    """An `MlflowClient` whose requests give up within seconds."""
+    for key, value in _ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    from mlflow import MlflowClient
+
+    # It prints the traceback of what it raises anyway, past our log and into the terminal.
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return MlflowClient(tracking_uri)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

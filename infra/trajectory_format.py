@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -88,8 +88,8 @@ def row_sha256(trajectory: Trajectory) -> str:
     return digest.hexdigest()
 
 
-def encode(trajectories: Sequence[Trajectory]) -> bytes:
-    """The complete bytes of a Parquet file with one row per trajectory, in order."""
+def encode(trajectories: Sequence[Trajectory], notes: Mapping[str, str] | None = None) -> bytes:
+    """The complete bytes of a Parquet file with one row per trajectory, in order; ``notes`` go to its metadata."""
     columns: list[pa.Array] = [
         pa.array([_plain(getattr(t, name)) for t in trajectories], type=SCALAR_TYPES[name]) for name in SCALAR_FIELDS
     ]
@@ -98,9 +98,9 @@ def encode(trajectories: Sequence[Trajectory]) -> bytes:
         values = np.concatenate([getattr(t, name) for t in trajectories])
         columns.append(pa.ListArray.from_arrays(offsets, pa.array(values, type=ARRAY_TYPES[name][0])))
     sink = io.BytesIO()
-    pq.write_table(
-        pa.Table.from_arrays(columns, schema=SCHEMA),
+    with pq.ParquetWriter(
         sink,
+        SCHEMA,
         compression="zstd",
         compression_level=3,
         use_dictionary=[*DICTIONARIES, *REPEATING],
@@ -108,8 +108,10 @@ def encode(trajectories: Sequence[Trajectory]) -> bytes:
         data_page_version="2.0",
         write_statistics=False,
         store_schema=False,
-        row_group_size=ROW_GROUP_ROWS,
-    )
+    ) as writer:
+        writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), ROW_GROUP_ROWS)
+        if notes:
+            writer.add_key_value_metadata(dict(notes))
     return sink.getvalue()
 
 

@@ -2,7 +2,7 @@
 
 `TrajectoryStore` writes one object per flush and reads rows back, each checked against its sha256. `TrajectoryWriter`
 is the sink of a rollout worker: it groups what is put within `flush_interval_s`, in a thread of its own, and holds no
-more than a bounded number of tokens.
+more than a bounded number of tokens. Parts of rollouts that go on are written by the same thread, at once.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import logging
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.ledger import Ledger, TrajectoryRow
+from infra.ledger import Ledger, PartState, TrajectoryRow
 from infra.objects import ObjectMissing, ObjectStore
+from infra.rollout_parts import CorruptPart, read_parts, write_part
 from infra.trajectory_format import decode, encode, row_sha256
-from sao_core.protocols import Rollout
+from sao_core.protocols import Rollout, RolloutRequest
+from sao_core.rollout.parts import RolloutPart
 from sao_core.trajectory import Trajectory, validate_rollout
 
 logger = logging.getLogger(__name__)
@@ -102,7 +105,8 @@ class TrajectoryWriter:
     """The `TrajectorySink` of one rollout worker.
 
     Consumes what `put` gives it and waits for: `flush_interval_s` after the first, or a flush. Each round puts one
-    object, then records its rows in one transaction. After a failure every call raises it.
+    object, then records its rows in one transaction. Parts wait for nothing and go before the rollouts, so that the
+    whole of a rollout is never recorded before its parts. After a failure every call raises it.
     """
 
     def __init__(
@@ -124,6 +128,8 @@ class TrajectoryWriter:
         self._max_buffered_tokens = max_buffered_tokens
         self._changed = threading.Condition()
         self._buffer: list[Rollout] = []
+        self._parts: deque[RolloutPart] = deque()
+        self._part_keys: dict[tuple[int, int], list[str]] = {}
         self._buffered_tokens = 0
         self._due = float("inf")
         self._in_flight = False
@@ -146,14 +152,45 @@ class TrajectoryWriter:
         """
         validate_rollout(rollout)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._error or self._buffered_tokens < self._max_buffered_tokens or not self._buffer
-            )
+            self._changed.wait_for(lambda: self._error or self._has_room() or not (self._buffer or self._parts))
             self._raise()
             self._buffer.append(rollout)
             self._buffered_tokens += _num_tokens(rollout)
             self._due = min(self._due, time.monotonic() + self._flush_interval_s)
             self._changed.notify_all()
+
+    def put_part(self, part: RolloutPart) -> bool:
+        """Take a part of a rollout that goes on, to be written at once; False while too many tokens are buffered.
+
+        Raises:
+            Exception: what an earlier write failed with.
+        """
+        with self._changed:
+            self._raise()
+            if not self._has_room():
+                return False
+            self._parts.append(part)
+            self._buffered_tokens += part.num_tokens
+            self._changed.notify_all()
+            return True
+
+    def parts(self, request: RolloutRequest) -> tuple[RolloutPart, ...]:
+        """The parts that earlier workers left of a leased request, in order; () if one of them is damaged."""
+        rows = self._ledger.parts(self._run_id, request.number, request.attempt, state=PartState.OPEN)
+        try:
+            parts = read_parts(self._store.objects, rows)
+        except CorruptPart as error:
+            logger.error("%s", error)
+            return ()
+        with self._changed:
+            self._part_keys[request.number, request.attempt] = [row.object_key for row in rows]
+        return parts
+
+    def give_up_parts(self, request: RolloutRequest) -> None:
+        """Say that a rollout starts anew; the parts of the attempt so far are kept for analysis."""
+        self._ledger.give_up_parts(self._run_id, self._worker, request.number, request.attempt)
+        with self._changed:
+            self._part_keys.pop((request.number, request.attempt), None)
 
     def flush(self, wait: bool = False) -> None:
         """Store what is buffered now; with ``wait``, return when it is durable and recorded."""
@@ -162,7 +199,7 @@ class TrajectoryWriter:
                 self._due = time.monotonic()
                 self._changed.notify_all()
             if wait:
-                self._changed.wait_for(lambda: self._error or not (self._buffer or self._in_flight))
+                self._changed.wait_for(lambda: self._error or not (self._buffer or self._parts or self._in_flight))
             self._raise()
 
     def close(self) -> None:
@@ -176,16 +213,20 @@ class TrajectoryWriter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._closing or time.monotonic() >= self._due):
+                while not (self._closing or self._parts or time.monotonic() >= self._due):
                     self._changed.wait(None if self._due == float("inf") else max(0.0, self._due - time.monotonic()))
-                batch = self._take()
-                if not batch:
+                part = self._take_part()
+                batch = [] if part is not None else self._take()
+                if part is None and not batch:
                     return
                 self._in_flight = True
             try:
-                self._store_batch(batch)
+                if part is not None:
+                    self._store_part(part)
+                else:
+                    self._store_batch(batch)
             except Exception as error:  # whatever it is must reach the loop that puts
-                logger.exception("worker %s could not store %d rollouts", self._worker, len(batch))
+                logger.exception("worker %s could not store %d rollouts", self._worker, max(len(batch), 1))
                 self._error = error
             with self._changed:
                 self._in_flight = False
@@ -203,10 +244,29 @@ class TrajectoryWriter:
                 break
             batch.append(rollout)
         self._buffer = self._buffer[len(batch) :]
-        self._buffered_tokens = sum(_num_tokens(rollout) for rollout in self._buffer)
+        self._buffered_tokens -= sum(_num_tokens(rollout) for rollout in batch)
         if not self._buffer:
             self._due = float("inf")
         return batch
+
+    def _take_part(self) -> RolloutPart | None:
+        if not self._parts:
+            return None
+        part = self._parts.popleft()
+        self._buffered_tokens -= part.num_tokens
+        return part
+
+    def _has_room(self) -> bool:
+        return self._buffered_tokens < self._max_buffered_tokens
+
+    def _store_part(self, part: RolloutPart) -> None:
+        row = write_part(self._store.objects, self._worker, part)
+        if self._ledger.record_part(self._run_id, self._worker, row):
+            with self._changed:
+                self._part_keys.setdefault((row.request_number, row.attempt), []).append(row.object_key)
+        else:
+            self._store.objects.delete(row.object_key)
+            logger.warning("a part of request %d of worker %s came after its lease", row.request_number, self._worker)
 
     def _store_batch(self, batch: list[Rollout]) -> None:
         self._objects += 1
@@ -221,6 +281,13 @@ class TrajectoryWriter:
             self._store.objects.delete(key)
         if recorded < len(batch):
             logger.warning("%d rollouts of worker %s came after their lease", len(batch) - recorded, self._worker)
+        for rollout in batch:
+            first = rollout[0]
+            with self._changed:
+                part_keys = self._part_keys.pop((first.request_number, first.attempt), [])
+            if first.trajectory_id in accepted:
+                for part_key in part_keys:
+                    self._store.objects.delete(part_key)
 
     def _raise(self) -> None:
         if self._error is not None:

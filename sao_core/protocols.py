@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from sao_core.rollout.parts import RolloutPart
 from sao_core.trajectory import Purpose, Sampling, Trajectory
 
 Rollout = tuple[Trajectory, ...]
@@ -31,6 +32,8 @@ class RolloutRequest:
     sampling: Sampling = field(default_factory=Sampling)
     policy_version: int | None = None
     """Evaluation pins the version to use; training takes the newest."""
+    parts: int = 0
+    """Parts that earlier workers left of this rollout, which goes on from there."""
 
 
 class RequestSource(Protocol):
@@ -58,6 +61,21 @@ class TrajectorySink(Protocol):
 
     def flush(self, wait: bool = False) -> None:
         """Ask for what is buffered to be stored now; with ``wait``, return when it is durable."""
+        ...
+
+    def put_part(self, part: RolloutPart) -> bool:
+        """Take a part of a rollout that goes on, to be durable soon; never waits.
+
+        False if too much is waiting to be stored: then nothing is taken and a longer part may be put later.
+        """
+        ...
+
+    def parts(self, request: RolloutRequest) -> tuple[RolloutPart, ...]:
+        """The parts that earlier workers left of a leased request, in order; () if they cannot be read."""
+        ...
+
+    def give_up_parts(self, request: RolloutRequest) -> None:
+        """Say that a rollout starts anew; the parts of the attempt so far are kept for analysis."""
         ...
 
 

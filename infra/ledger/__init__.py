@@ -3,6 +3,7 @@
 `Ledger` is the one door. Every method is one transaction on SQLite (WAL) or Postgres and safe to call again:
 
     flow      issue ──▶ requests ── lease ──▶ worker ── record ──▶ trajectories ── claim ──▶ learner
+    worker    record_part: what a long rollout has so far; the next lease of its request hands it on
     learner   commit_update: update row + trajectories + frontier + policy, at once; rewind undoes the tail
     tracking  updates_since(watermark)
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from infra.ledger.evaluations import EvaluationLedger
 from infra.ledger.history import TrajectoryHistory
+from infra.ledger.parts import PartLedger
 from infra.ledger.policies import PolicyLedger
 from infra.ledger.records import (
     TRAINING,
@@ -24,6 +26,8 @@ from infra.ledger.records import (
     LedgerTooNew,
     NewPolicy,
     NewRequest,
+    PartRow,
+    PartState,
     PolicyRecord,
     Progress,
     RequestState,
@@ -52,6 +56,8 @@ __all__ = [
     "LedgerTooNew",
     "NewPolicy",
     "NewRequest",
+    "PartRow",
+    "PartState",
     "PolicyRecord",
     "Progress",
     "RequestState",
@@ -66,7 +72,14 @@ __all__ = [
 
 
 class Ledger(
-    RunLedger, RequestLedger, TrajectoryLedger, TrajectoryHistory, UpdateLedger, PolicyLedger, EvaluationLedger
+    RunLedger,
+    RequestLedger,
+    PartLedger,
+    TrajectoryLedger,
+    TrajectoryHistory,
+    UpdateLedger,
+    PolicyLedger,
+    EvaluationLedger,
 ):
     """The ledger at a database URL, migrated to this code's schema; safe to share between threads, not processes."""
 

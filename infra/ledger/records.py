@@ -172,6 +172,35 @@ class TrajectoryRow:
         )
 
 
+class PartState(StrEnum):
+    """Whether a part of an unfinished rollout waits for the rest, or is kept for analysis only."""
+
+    OPEN = "open"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class PartRow:
+    """One stored part of an unfinished rollout."""
+
+    request_number: int
+    attempt: int
+    """That of the worker which holds it: it grows with each lease that goes on from an open part."""
+    part: int
+    """0, 1, … within the rollout."""
+    restorable: bool
+    """Whether another worker can go on from here, if this is the newest."""
+    object_key: str
+    """Relative to the object store."""
+    sha256: str
+    """Of the object's bytes."""
+    num_tokens: int
+    num_action_tokens: int
+    state: PartState = PartState.OPEN
+    worker: str = ""
+    recorded_at: float = 0.0
+
+
 @dataclass(frozen=True)
 class NewPolicy:
     """A policy whose files are stored, about to be announced."""

@@ -25,11 +25,13 @@ from infra.ledger.transitions import (
     chunks,
     dump_sampling,
     give_up,
+    hand_on_parts,
     insert_all,
     insert_new,
     load_sampling,
     lock_requests,
     require_attempt,
+    settle_parts,
 )
 from infra.models import EvaluationOrder, Frontier, Policy, Request, Run, TrajectoryEntry, Worker
 from sao_core.protocols import RolloutRequest
@@ -176,6 +178,7 @@ class RequestLedger(Database):
                 )
                 .returning(*Request.__table__.c)
             ).all()
+        parts = hand_on_parts(connection, run_id, {row.number: row.attempts for row in leased})
         return [
             RolloutRequest(
                 run_id=run_id,
@@ -186,6 +189,7 @@ class RequestLedger(Database):
                 group=row.group_number,
                 sampling=load_sampling(row.sampling_json),
                 policy_version=row.policy_version,
+                parts=parts.get(row.number, 0),
             )
             for row in sorted(leased, key=lambda row: row.number)
         ]
@@ -288,7 +292,9 @@ class RequestLedger(Database):
         if version is not None:
             statement = statement.where(Request.policy_version == version)
         values = {"state": RequestState.CANCELLED, "lease_worker": None, "lease_until": None}
-        return connection.execute(statement.values(**values)).rowcount
+        numbers = connection.execute(statement.values(**values).returning(Request.number)).scalars().all()
+        settle_parts(connection, run_id, numbers)
+        return len(numbers)
 
     @reads
     def request_states(

@@ -18,8 +18,19 @@ from infra.ledger.records import (
     TrajectoryState,
     UnknownRun,
 )
-from infra.ledger.transitions import dump_metrics, insert_new, load_metrics, require_attempt
-from infra.models import Checkpoint, ConfigChange, Evaluation, Policy, Request, Run, Stage, TrajectoryEntry, Update
+from infra.ledger.transitions import dump_metrics, insert_new, load_metrics, require_attempt, settle_parts
+from infra.models import (
+    Checkpoint,
+    ConfigChange,
+    Evaluation,
+    Policy,
+    Request,
+    RolloutPart,
+    Run,
+    Stage,
+    TrajectoryEntry,
+    Update,
+)
 
 Watermark = Literal["update", "evaluation"]
 
@@ -200,6 +211,7 @@ class RunLedger(Database):
         newest = union_all(
             _newest("attempt started", Run.attempt_started_at, Run.run_id == run_id),
             _newest("rollout recorded", TrajectoryEntry.recorded_at, TrajectoryEntry.run_id == run_id),
+            _newest("part recorded", RolloutPart.recorded_at, RolloutPart.run_id == run_id),
             _newest(
                 "update committed",
                 Update.committed_at,
@@ -224,7 +236,10 @@ def give_back(connection: Connection, run_id: str, worker: str | None) -> int:
     if worker is not None:
         statement = statement.where(Request.lease_worker == worker)
     values = {"state": RequestState.PENDING, "lease_worker": None, "lease_until": None}
-    return connection.execute(statement.values(attempts=Request.attempts - 1, **values)).rowcount
+    given_back = statement.values(attempts=Request.attempts - 1, **values).returning(Request.number)
+    numbers = connection.execute(given_back).scalars().all()
+    settle_parts(connection, run_id, numbers)
+    return len(numbers)
 
 
 def _newest(kind: str, time: Any, *where: Any, order: Any = None) -> Any:

@@ -25,6 +25,7 @@ from infra.ledger.transitions import (
     insert_all,
     lock_requests,
     reason_label,
+    remove_parts,
     require_attempt,
 )
 from infra.models import Request, TrajectoryEntry, Update
@@ -42,7 +43,8 @@ class TrajectoryLedger(Database):
 
         A rollout is accepted while its attempt holds the request's lease, and its request is done then. One that was
         recorded before from the same object counts as recorded; any other one is left out. A failed or blocked one is
-        recorded as rejected and its request reissued, or exhausted after ``max_attempts``.
+        recorded as rejected and its request reissued, or exhausted after ``max_attempts``. Parts of what is recorded
+        are not needed any more: their rows go.
         """
         rollouts = _rollouts(rows)
         locked = lock_requests(connection, run_id, (number for number, _ in rollouts))
@@ -67,6 +69,7 @@ class TrajectoryLedger(Database):
             else:
                 done.append(number)
         insert_all(connection, TrajectoryEntry, new)
+        remove_parts(connection, run_id, [*done, *(given_up.number for given_up in failed)])
         for chunk in chunks(done):
             connection.execute(
                 update(Request)

@@ -1,4 +1,5 @@
-"""Moves that several operations share, inside their transaction: locking requests, giving an attempt up, fencing.
+"""Moves that several operations share, inside their transaction: locking requests, giving an attempt up, fencing,
+and what becomes of the parts of unfinished rollouts.
 
 Requests are always locked in the order of their numbers and together with the rest of their group, so that two
 workers that finish members of one group take turns and cannot deadlock.
@@ -12,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, insert, or_, select, update
+from sqlalchemy import Connection, delete, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from infra.ledger.database import clock
-from infra.ledger.records import Fenced, RequestState, TrajectoryState, UnknownRun
-from infra.models import Base, FailedAttempt, Request, Run, TrajectoryEntry
+from infra.ledger.records import Fenced, PartState, RequestState, TrajectoryState, UnknownRun
+from infra.models import Base, FailedAttempt, Request, RolloutPart, Run, TrajectoryEntry
 from sao_core.trajectory import Sampling
 
 GROUP_EXHAUSTED = "group_exhausted"
@@ -91,7 +92,8 @@ def give_up(connection: Connection, run_id: str, attempts: Sequence[GivenUp]) ->
     """Count failed attempts; reissue their requests, or exhaust those that had ``max_attempts``.
 
     The requests are locked and still held by these attempts. An exhausted member of a group rejects the group's
-    ready trajectories and cancels what the group still waits for.
+    ready trajectories and cancels what the group still waits for. Parts stay open if another attempt can go on from
+    them.
     """
     if not attempts:
         return
@@ -112,7 +114,58 @@ def give_up(connection: Connection, run_id: str, attempts: Sequence[GivenUp]) ->
             update(Request).where(*mine, Request.attempts < max_attempts).values(state=RequestState.PENDING, **unleased)
         )
         for group in sorted(groups):
-            _reject_group(connection, run_id, group)
+            numbers += _reject_group(connection, run_id, group)
+    settle_parts(connection, run_id, numbers)
+
+
+def hand_on_parts(connection: Connection, run_id: str, attempts: Mapping[int, int]) -> dict[int, int]:
+    """Give the open parts of leased requests (number → new attempt) to that attempt; how many each has."""
+    found = _open_parts(connection, run_id, attempts)
+    for number in found:
+        connection.execute(update(RolloutPart).where(*_open(run_id, [number])).values(attempt=attempts[number]))
+    return {number: len(restorable) for number, restorable in found.items()}
+
+
+def settle_parts(connection: Connection, run_id: str, numbers: Iterable[int]) -> None:
+    """After requests were given up, given back or ended: keep open only what somebody can go on from."""
+    stranded = []
+    for number, restorable in _open_parts(connection, run_id, numbers).items():
+        where = (Request.run_id == run_id, Request.number == number)
+        state = connection.execute(select(Request.state).where(*where)).scalar_one()
+        if state not in (RequestState.PENDING, RequestState.LEASED) or not restorable[-1]:
+            stranded.append(number)
+    fail_parts(connection, run_id, stranded)
+
+
+def fail_parts(connection: Connection, run_id: str, numbers: Iterable[int]) -> None:
+    """Keep the open parts of requests for analysis only."""
+    for chunk in chunks(numbers):
+        connection.execute(update(RolloutPart).where(*_open(run_id, chunk)).values(state=PartState.FAILED))
+
+
+def remove_parts(connection: Connection, run_id: str, numbers: Iterable[int]) -> None:
+    """Forget the open parts of requests whose rollout is recorded whole."""
+    for chunk in chunks(numbers):
+        connection.execute(delete(RolloutPart).where(*_open(run_id, chunk)))
+
+
+def _open(run_id: str, numbers: Sequence[int]) -> tuple[Any, ...]:
+    return (
+        RolloutPart.run_id == run_id,
+        RolloutPart.request_number.in_(numbers),
+        RolloutPart.state == PartState.OPEN,
+    )
+
+
+def _open_parts(connection: Connection, run_id: str, numbers: Iterable[int]) -> dict[int, list[bool]]:
+    """For each request that has open parts: whether each of them can be restored from, in order."""
+    found: dict[int, list[bool]] = {}
+    columns = (RolloutPart.request_number, RolloutPart.restorable)
+    for chunk in chunks(numbers):
+        statement = select(*columns).where(*_open(run_id, chunk)).order_by(RolloutPart.part)
+        for number, restorable in connection.execute(statement):
+            found.setdefault(number, []).append(restorable)
+    return found
 
 
 def count_failures(connection: Connection, run_id: str, attempts: Sequence[GivenUp]) -> None:
@@ -152,7 +205,8 @@ def insert_all(connection: Connection, model: type[Base], rows: Sequence[Mapping
         connection.execute(insert(model), [dict(row) for row in rows])
 
 
-def _reject_group(connection: Connection, run_id: str, group: int) -> None:
+def _reject_group(connection: Connection, run_id: str, group: int) -> list[int]:
+    """Reject what is ready of a group and cancel what it waits for; returns the numbers of those requests."""
     connection.execute(
         update(TrajectoryEntry)
         .where(
@@ -162,7 +216,7 @@ def _reject_group(connection: Connection, run_id: str, group: int) -> None:
         )
         .values(state=TrajectoryState.REJECTED, reject_reason=GROUP_EXHAUSTED)
     )
-    connection.execute(
+    cancelled = connection.execute(
         update(Request)
         .where(
             Request.run_id == run_id,
@@ -170,7 +224,9 @@ def _reject_group(connection: Connection, run_id: str, group: int) -> None:
             Request.state.in_([RequestState.PENDING, RequestState.LEASED]),
         )
         .values(state=RequestState.CANCELLED, lease_worker=None, lease_until=None)
+        .returning(Request.number)
     )
+    return list(cancelled.scalars())
 
 
 def dump_metrics(metrics: Mapping[str, float]) -> str:

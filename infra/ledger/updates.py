@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy import Connection, Row, delete, exists, func, select, update
 
 from infra.ledger.database import Database, clock, reads, writes_durably
 from infra.ledger.policies import insert_policy
@@ -13,6 +13,7 @@ from infra.ledger.records import (
     CheckpointRecord,
     LedgerError,
     NewPolicy,
+    RequestState,
     TrajectoryState,
     UpdateRow,
 )
@@ -30,7 +31,7 @@ from infra.ledger.transitions import (
     lock_requests,
     require_attempt,
 )
-from infra.models import Checkpoint, Policy, TrajectoryEntry, Update
+from infra.models import Checkpoint, FailedAttempt, Policy, Request, TrajectoryEntry, Update
 from sao_core.trajectory import Purpose
 
 
@@ -114,8 +115,9 @@ class UpdateLedger(Database):
     def rewind(self, connection: Connection, run_id: str, step: int, *, attempt: int | None = None) -> None:
         """Go back to the state after ``step`` (a complete checkpoint; 0: before the first update).
 
-        Later updates, policies and checkpoints are superseded; what they trained and what is claimed is ready again.
-        Rollouts that were rejected stay so: their requests were reissued. Doing it twice changes nothing more.
+        Later updates, policies and checkpoints are superseded; what they trained and what is claimed is ready again,
+        and so is a member that they refused of a group, which is trained whole or not at all. Other rollouts that were
+        rejected stay so: their requests were reissued. Doing it twice changes nothing more.
 
         Raises:
             LedgerError: the step was never reached.
@@ -135,6 +137,7 @@ class UpdateLedger(Database):
         connection.execute(update(TrajectoryEntry).where(*trained).values(**again))
         claimed = (mine, TrajectoryEntry.state == TrajectoryState.CLAIMED)
         connection.execute(update(TrajectoryEntry).where(*claimed).values(**again))
+        _take_back_refused_members(connection, run_id, step, again)
         for model in (Update, Policy, Checkpoint):
             later = (model.run_id == run_id, model.step > step, ~model.superseded)
             connection.execute(update(model).where(*later).values(superseded=True))
@@ -173,8 +176,10 @@ class UpdateLedger(Database):
     @writes_durably
     def set_checkpoint(
         self, connection: Connection, run_id: str, step: int, key: str, sha256: str, *, attempt: int | None = None
-    ) -> None:
+    ) -> str | None:
         """Announce a checkpoint whose files are complete; step 0 is the one before the first update.
+
+        Returns where the superseded checkpoint of this step lies that it takes the place of: those files can go now.
 
         Raises:
             Fenced: the caller is of an earlier attempt of the run.
@@ -184,12 +189,15 @@ class UpdateLedger(Database):
         if step > last_step(connection, run_id):
             raise LedgerError(f"run {run_id}: a checkpoint of step {step} needs that step to be committed first")
         values = {"object_key": key, "sha256": sha256, "created_at": clock(), "superseded": False, "name": None}
-        row = {"run_id": run_id, "step": step, **values}
-        if not insert_new(connection, Checkpoint, row):
-            where = (Checkpoint.run_id == run_id, Checkpoint.step == step)
+        where = (Checkpoint.run_id == run_id, Checkpoint.step == step)
+        before = connection.execute(select(Checkpoint.object_key).where(*where)).scalar_one_or_none()
+        if before is None:
+            insert_new(connection, Checkpoint, {"run_id": run_id, "step": step, **values})
+        else:
             connection.execute(update(Checkpoint).where(*where).values(**values))
         surviving = (Update.run_id == run_id, Update.step == step, ~Update.superseded)
         connection.execute(update(Update).where(*surviving).values(checkpoint_key=key))
+        return None if before == key else before
 
     @reads
     def latest_checkpoint(self, connection: Connection, run_id: str) -> CheckpointRecord | None:
@@ -279,6 +287,31 @@ def _reject(
     attempts = {number: GivenUp(number, row.attempt, None, why[number]) for number, row in sorted(first.items())}
     give_up(connection, run_id, [a for n, a in attempts.items() if first[n].group_number is None])
     count_failures(connection, run_id, [a for n, a in attempts.items() if first[n].group_number is not None])
+
+
+def _take_back_refused_members(connection: Connection, run_id: str, step: int, again: Mapping[str, Any]) -> None:
+    """Make ready again what steps after ``step`` refused of the groups that they consumed; it has not failed then."""
+    consumed = exists().where(
+        Request.run_id == TrajectoryEntry.run_id,
+        Request.number == TrajectoryEntry.request_number,
+        Request.attempts == TrajectoryEntry.attempt,
+        Request.state == RequestState.DONE,
+    )
+    refused = (
+        TrajectoryEntry.run_id == run_id,
+        TrajectoryEntry.group_number.is_not(None),
+        TrajectoryEntry.state == TrajectoryState.REJECTED,
+        TrajectoryEntry.claimed_step > step,
+    )
+    members = connection.execute(
+        update(TrajectoryEntry)
+        .where(*refused, consumed)
+        .values(**again, reject_reason=None)
+        .returning(TrajectoryEntry.request_number, TrajectoryEntry.attempt)
+    )
+    for number, attempt in sorted(set(members.tuples())):
+        one = (FailedAttempt.run_id == run_id, FailedAttempt.request_number == number, FailedAttempt.attempt == attempt)
+        connection.execute(delete(FailedAttempt).where(*one))
 
 
 def _checkpoints(

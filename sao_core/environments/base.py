@@ -48,7 +48,7 @@ class StepResult:
 
 
 class Environment(ABC):
-    """One episode. Single-use: ``reset`` once, ``step`` until it ends, ``close`` always.
+    """One episode. Single-use: ``reset`` (or ``restore``) once, ``step`` until it ends, ``close`` always.
 
     The methods are coroutines, so a slow tool costs the other rollouts of a worker nothing.
     """
@@ -65,6 +65,20 @@ class Environment(ABC):
     @abstractmethod
     async def step(self, action: str) -> StepResult:
         """Take the text of one turn of the policy, without its end-of-turn token."""
+
+    def state(self) -> Any | None:
+        """What :meth:`restore` needs to go on from here, as JSON values; None (the default) if it cannot.
+
+        Asked for before each step of a worker, so it must be cheap: an identifier of a snapshot, not the snapshot.
+        """
+        return None
+
+    async def restore(self, task: Task, state: Any) -> None:
+        """Instead of ``reset``, in a fresh environment: go on where ``state`` was taken, perhaps in another process.
+
+        Called only with what :meth:`state` gave; if it raises, the rollout starts anew.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a state but no way to restore it")
 
     async def close(self) -> None:
         """Free what the episode holds; called once, also after a failure."""

@@ -95,18 +95,15 @@ class Calculator(Environment):
 
     def __init__(self, options: CalculatorOptions) -> None:
         self._options = options
+        self._key = ""
         self._result: int | None = None
-        self._latency = random.Random()
         self._turns = 0
         self._calls = 0
         self._malformed = 0
 
     async def reset(self, task: Task) -> tuple[Message, ...]:
         """Ask the question."""
-        if self._result is not None:
-            raise RuntimeError("an environment serves one episode: make a new one")
-        self._result = int(task.data["result"])
-        self._latency = random_of("latency", task.key)
+        self._begin(task)
         return _opening(task, self._options)
 
     async def step(self, action: str) -> StepResult:
@@ -133,6 +130,20 @@ class Calculator(Environment):
             return self._end(0.0, terminated=False)
         return StepResult(observation=(Message(Role.TOOL, shown),))
 
+    def state(self) -> dict[str, int]:
+        """Counts of turns, calls and malformed actions; everything else follows from the task."""
+        return {"turns": self._turns, "calls": self._calls, "malformed": self._malformed}
+
+    async def restore(self, task: Task, state: dict[str, int]) -> None:
+        """Go on with the question after that many turns."""
+        self._begin(task)
+        self._turns, self._calls, self._malformed = state["turns"], state["calls"], state["malformed"]
+
+    def _begin(self, task: Task) -> None:
+        if self._result is not None:
+            raise RuntimeError("an environment serves one episode: make a new one")
+        self._key, self._result = task.key, int(task.data["result"])
+
     def _end(self, reward: float, terminated: bool) -> StepResult:
         parts = {"correct": reward, "calls": float(self._calls), "malformed": float(self._malformed)}
         return StepResult(reward=reward, terminated=terminated, truncated=not terminated, info={"reward_parts": parts})
@@ -140,7 +151,8 @@ class Calculator(Environment):
     async def _wait(self) -> None:
         mean, sigma = self._options.tool_latency_mean_s, self._options.tool_latency_sigma
         if mean > 0:
-            await asyncio.sleep(self._latency.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma))
+            latency = random_of("latency", self._key, self._turns)
+            await asyncio.sleep(latency.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma))
 
 
 class CalculatorTasks(TaskSource):

@@ -86,6 +86,14 @@ class Jsonl(Environment):
         messages: tuple[Message, ...] = task.data["messages"]
         return messages
 
+    def state(self) -> dict[str, Any]:
+        """Nothing: all is in the row."""
+        return {}
+
+    async def restore(self, task: Task, state: dict[str, Any]) -> None:
+        """Go on with the row; its one turn is not over."""
+        self._task = task
+
     async def step(self, action: str) -> StepResult:
         """Judge the reply."""
         if self._task is None:

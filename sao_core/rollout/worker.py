@@ -6,7 +6,8 @@
     engine: one step at a time on the same event loop, while the lanes wait for their tokens or their environment
 
 No lane waits for another, and nothing is drained at a swap. A rollout in flight when the worker stops is dropped: its
-lease runs out. Reads requests and policies and writes trajectories through protocols only.
+lease runs out, and whoever takes it next goes on from the parts that it had put, under weights that are no older than
+those of its last token. Reads requests and policies and writes trajectories through protocols only.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from typing import TypeVar
 
 from sao_core.config import TrainConfig
 from sao_core.environments.base import Environment, EnvironmentSpec, Task, TaskSource
-from sao_core.protocols import PolicyFeed, RequestSource, RolloutRequest, TrajectorySink
-from sao_core.rollout.agent import AttemptFailed, run_rollout
+from sao_core.protocols import PolicyFeed, RequestSource, Rollout, RolloutRequest, TrajectorySink
+from sao_core.rollout.agent import AttemptFailed, NotRestored, run_rollout
 from sao_core.rollout.engine import Engine
+from sao_core.rollout.parts import Unfinished, join
 from sao_core.rollout.renderer import Renderer
 from sao_core.rollout.transformers_engine import start_transformers_engine
 from sao_core.trajectory import Outcome
@@ -44,6 +46,8 @@ CLOSE_S = 2.0
 """How long a worker that stops waits for environments to close."""
 REPORT_S = 10.0
 """How often it logs its throughput."""
+NEWER_WEIGHTS_S = 120.0
+"""How long a rollout that was begun under weights which a rewind undid waits for newer ones, before it starts anew."""
 
 
 @dataclass
@@ -79,8 +83,9 @@ def run_worker(
 ) -> WorkerStats:
     """Serve requests until ``stop()`` is true; returns what was done.
 
-    Nothing is leased before the feed has announced a version. ``source`` and ``feed.newest`` are called from a thread
-    of their own, ``feed.fetch`` from another, the rest from the caller's. Raises what any of them or the engine
+    Nothing is leased before the feed has announced a version. ``source``, ``feed.newest`` and ``sink.give_up_parts``
+    are called from a thread of their own, ``feed.fetch`` and ``sink.parts`` from another, the rest from the caller's.
+    Raises what any of them or the engine
     raises; a rollout that its environment breaks is recorded as failed, or its attempt given up if the policy said
     nothing yet.
     """
@@ -192,17 +197,7 @@ class _Worker:
 
     async def _serve(self, request: RolloutRequest) -> None:
         try:
-            task, environment = self._prepare(request)
-            rollout = await run_rollout(
-                request,
-                self._engine,
-                environment,
-                task,
-                self._renderer,
-                self._config.rollout,
-                environment_name=self._config.environment.name,
-                seed=self._config.seed,
-            )
+            rollout = await self._make(request)
         except AttemptFailed as error:
             self._stats.failed += 1
             log.warning("request %d, attempt %d failed: %s", request.number, request.attempt, error)
@@ -214,6 +209,44 @@ class _Worker:
         self._sink.put(rollout)
         self._stats.rollouts += 1
         self._unflushed = True
+
+    async def _make(self, request: RolloutRequest) -> Rollout:
+        """The rollout of a request: what earlier workers began goes on, or else it starts anew."""
+        if request.parts:
+            try:
+                return await self._run(request, await self._begun(request))
+            except NotRestored as error:
+                log.warning("request %d, attempt %d starts anew: %s", request.number, request.attempt, error)
+            await self._in(self._ports, self._sink.give_up_parts, request)
+        return await self._run(request, None)
+
+    async def _run(self, request: RolloutRequest, begun: Unfinished | None) -> Rollout:
+        task, environment = self._prepare(request)
+        return await run_rollout(
+            request,
+            self._engine,
+            environment,
+            task,
+            self._renderer,
+            self._config.rollout,
+            environment_name=self._config.environment.name,
+            seed=self._config.seed,
+            begun=begun,
+            put_part=self._sink.put_part,
+        )
+
+    async def _begun(self, request: RolloutRequest) -> Unfinished:
+        """What there is of a request, once the weights are as new as those that sampled its last token."""
+        parts = await self._in(self._fetcher, self._sink.parts, request)
+        if not parts:
+            raise NotRestored("its parts cannot be read")
+        begun = join(parts)
+        give_up_at = time.monotonic() + NEWER_WEIGHTS_S
+        while self._engine.version < begun.version_max:
+            if time.monotonic() > give_up_at:
+                raise NotRestored(f"no policy as new as version {begun.version_max}, which sampled its last tokens")
+            await asyncio.sleep(TICK_S)
+        return begun
 
     def _prepare(self, request: RolloutRequest) -> tuple[Task, Environment]:
         try:

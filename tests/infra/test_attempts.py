@@ -74,7 +74,7 @@ def test_what_a_resume_changes_is_said_and_written_down(ledger, run_id):
 
 def test_a_resume_with_another_algorithm_is_refused_and_changes_nothing(ledger, run_id):
     new = parse_config({"algorithm": {"name": "grpo"}, "policy": {"lr": 2e-6}, "learner": {"batch_size": 128}})
-    with pytest.raises(ConfigError, match="algorithm.name: sao → grpo"):
+    with pytest.raises(ConfigError, match=r"algorithm.name: sao → grpo"):
         begin(ledger, run_id, new, lambda line: None)
     assert ledger.run(run_id).attempt == 1
     assert ledger.run(run_id).config["policy"]["lr"] == 1e-6

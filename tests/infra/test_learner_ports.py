@@ -216,8 +216,24 @@ def test_the_same_initial_policy_is_announced_again_and_not_stored_twice(
     assert again.updates.latest_checkpoint() is None
     assert again.updates.publish_initial(again.folder("v0"), step=0) == 0
     assert again.policies.feed(ports.run).newest() == 0
-    assert again.objects.keys(f"runs/{ports.run}/policies/1") == []
+    assert again.objects.keys(f"runs/{ports.run}/policies/1-{again.attempt}") == []
     assert again.updates.publish_initial(again.folder("another"), step=0) == 1
+
+
+def test_a_learner_that_stalls_while_publishing_cannot_harm_the_policy_of_its_successor(
+    places: Places, ports: Ports, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports.updates.publish_initial(ports.folder("v0"), step=0)
+    ledger.begin_attempt(ports.run)
+    again = Ports(places, ledger, ports.run, tmp_path)
+    monkeypatch.setattr(ledger, "require_attempt", lambda *_: None)  # it looked before it stalled
+    assert again.updates.publish_initial(again.folder("by the successor"), step=0) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "next_version", lambda _: 1)
+        with pytest.raises(Fenced):
+            ports.updates.publish_initial(ports.folder("by the one that stalled"), step=0)
+    fetched = again.policies.fetch(ports.run, 1)
+    assert (fetched / "model.safetensors").read_text() == "by the successor"
 
 
 def test_what_was_trained_before_the_first_checkpoint_is_ready_again(

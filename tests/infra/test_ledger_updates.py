@@ -297,3 +297,30 @@ def test_the_bound_after_a_rewind_never_keeps_a_batch_from_filling(ledger: Ledge
     ledger.reject_claimed(run, 1, {damaged.trajectory_id: "object damaged"})
     again = ledger.lease(run, "w", TRAIN, 4, LEASE_S, window=2)
     assert [(request.number, request.attempt) for request in again] == [(damaged.request_number, 2)]
+
+
+def test_a_rewound_group_is_whole_again_with_the_member_that_its_step_refused(ledger: Ledger, run: str) -> None:
+    """Else the rest of the group would be ready for ever, and no batch could take it."""
+    ledger.issue(run, group(0))
+    make(ledger, run, 4)
+    ids = [r.trajectory_id for r in ledger.claim(run, 1, 4)]
+    after = ledger.next_version(run)
+    ledger.commit_update(run, 1, 0, after, {}, ids[1:], {ids[0]: "stale"}, policy(after))
+    assert ledger.rejected_since(run, 0.0, ledger.now() + 1) == {"stale": 1}
+    ledger.rewind(run, 0)
+    assert ledger.rejected_since(run, 0.0, ledger.now() + 1) == {}
+    assert [r.trajectory_id for r in ledger.claim(run, 1, 4)] == ids
+    assert train(ledger, run, 1, 4) == ids
+
+
+def test_a_rewind_leaves_alone_what_was_refused_and_made_again(ledger: Ledger, run: str) -> None:
+    ledger.issue(run, prompts(2))
+    make(ledger, run, 2)
+    ids = [r.trajectory_id for r in ledger.claim(run, 1, 2)]
+    after = ledger.next_version(run)
+    ledger.commit_update(run, 1, 0, after, {}, ids[1:], {ids[0]: "stale"}, policy(after))
+    make(ledger, run, 1)
+    ledger.rewind(run, 0)
+    states = {row.trajectory_id: row.state for row in ledger.trajectories(run)}
+    assert states[ids[0]] is TrajectoryState.REJECTED
+    assert sorted(states.values()) == ["ready", "ready", "rejected"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientPayloadError
 from infra_fixtures import Places
 
 from infra.objects import ObjectMissing, ObjectStore, ObjectStoreError, StoreFull
@@ -42,6 +44,19 @@ def test_a_listing_shows_what_another_process_just_put(places: Places, objects: 
     assert objects.keys("fresh") == []
     ObjectStore(places.object_store, endpoint_url=places.endpoint_url).put("fresh/a", b"1")
     assert objects.keys("fresh") == ["fresh/a"]
+
+
+def test_a_listing_tells_size_and_time_and_shows_temporary_files(objects: ObjectStore) -> None:
+    started = time.time()
+    objects.put("fresh/b/2", b"22")
+    objects.put("fresh/a", b"1")
+    if (folder := objects.local_path("fresh")) is not None:
+        (folder / ".a.0f.partial").write_bytes(b"333")
+    found = {one.key: (one.size, one.is_temporary) for one in objects.listing("fresh")}
+    left = {"fresh/.a.0f.partial": (3, True)} if objects.is_folder else {}
+    assert found == left | {"fresh/a": (1, False), "fresh/b/2": (2, False)}
+    assert list(found) == sorted(found)
+    assert all(abs(one.modified_at - started) < 60 for one in objects.listing("fresh"))
 
 
 def test_a_prefix_is_removed_with_all_it_holds(objects: ObjectStore) -> None:
@@ -89,6 +104,22 @@ def test_a_remote_store_that_refuses_for_a_while_is_asked_again(
     monkeypatch.setattr(store._files, "pipe_file", flaky)
     store.put("x", b"1")
     assert store.get("x") == b"1"
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ObjectStore("s3://sao/broken-off", endpoint_url=s3_endpoint, patience_s=10.0)
+    store.put("a", b"whole")
+    failures = [ClientPayloadError("Response payload is not completed")]
+    read = store._files.cat_file
+
+    def breaks_off_once(path: str) -> bytes:
+        if failures:
+            raise failures.pop()
+        return read(path)
+
+    monkeypatch.setattr(store._files, "cat_file", breaks_off_once)
+    assert store.get("a") == b"whole"
+    assert not failures
 
 
 def test_a_remote_store_that_stays_away_is_named(s3_endpoint: str) -> None:

@@ -267,3 +267,47 @@ def test_a_learner_of_an_earlier_attempt_cannot_announce_a_checkpoint(
     with pytest.raises(Fenced):
         store.close()
     assert ledger.checkpoints(run) == []
+
+
+def test_a_learner_that_stalls_while_storing_a_checkpoint_cannot_harm_that_of_its_successor(
+    objects: ObjectStore,
+    ledger: Ledger,
+    places: Places,
+    run: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stalled = CheckpointStore(objects, ledger, run, places.cache, keep=1, attempt=1)
+    successor = CheckpointStore(objects, ledger, run, places.cache, keep=1, attempt=ledger.begin_attempt(run))
+    successor.save(0, folder(tmp_path / "new", "by the successor"))
+    successor.close()
+    with monkeypatch.context() as patch:  # it looked before it stalled
+        patch.setattr(ledger, "require_attempt", lambda *_: None)
+        patch.setattr(ledger, "checkpoints", lambda _: [])
+        stalled.save(0, folder(tmp_path / "old", "by the one that stalled"))
+        with pytest.raises(Fenced):
+            stalled.close()
+    latest = successor.latest()
+    assert latest is not None
+    assert (latest[1] / "model.safetensors").read_bytes().startswith(b"by the successor")
+
+
+def test_a_superseded_checkpoint_of_an_earlier_attempt_goes_when_another_takes_its_place(
+    objects: ObjectStore, ledger: Ledger, places: Places, run: str, tmp_path: Path
+) -> None:
+    first = CheckpointStore(objects, ledger, run, places.cache, keep=2, attempt=1)
+    steps(ledger, run, 2)
+    for step in (1, 2):
+        first.save(step, folder(tmp_path / str(step), f"old {step}"))
+    first.close()
+    attempt = ledger.begin_attempt(run)
+    ledger.rewind(run, 1)
+    train(ledger, run, 2, 1)
+    second = CheckpointStore(objects, ledger, run, places.cache, keep=2, attempt=attempt)
+    second.save(2, folder(tmp_path / "new", "new 2"))
+    second.close()
+    assert [record.object_key for record in ledger.checkpoints(run)] == [
+        f"runs/{run}/checkpoints/2-{attempt}",
+        f"runs/{run}/checkpoints/1-1",
+    ]
+    assert objects.keys(f"runs/{run}/checkpoints/2-1") == []

@@ -173,6 +173,22 @@ def test_a_resume_goes_on_in_the_same_run_and_tells_what_was_superseded(ledger, 
     assert [point for point in points(settings) if point[1] < 4] == before
 
 
+def test_a_step_sent_before_a_kill_and_made_again_has_one_point(ledger, settings):
+    """The kill came between the points of steps 2 and 3 and the watermark; both were undone and made anew."""
+    ledger.commit(1, 2, 3)
+    assert track(ledger, settings, "interrupted")
+    ledger.marks["update"] = 1
+    ledger.updates[1:] = [
+        replace(row, committed_at=row.committed_at + 60, metrics={"reward/mean": 9.0, "new": 1.0})
+        for row in ledger.updates[1:]
+    ]
+    ledger.superseded = [2, 3]
+    ledger.commit(4)
+    assert track(ledger, settings)
+    found = [(key, step, value) for key, step, value, _ in points(settings) if key in ("reward/mean", "new")]
+    assert found == [("new", 2, 1.0), ("new", 3, 1.0), *[("reward/mean", step, step / 10) for step in (1, 2, 3, 4)]]
+
+
 def test_a_new_mlflow_gets_the_whole_history(ledger, settings, client):
     ledger.commit(1, 2)
     ledger.marks["update"] = 2
@@ -262,6 +278,18 @@ def test_a_dead_or_hung_server_neither_blocks_nor_fails_and_the_rest_is_sent_lat
     ledger.record = replace(ledger.record, status=RunStatus.COMPLETED)
     assert Tracker.sync(ledger, "tiny-1", settings, CONFIG)
     assert [step for _, step, _, _ in points(settings)][:20] == list(range(1, 21))
+
+
+def test_a_store_that_fails_is_told_in_one_line(ledger, settings, caplog, capfd):
+    """MLflow prints the traceback of each failed transaction, unless it is kept from it."""
+    ledger.commit(1)
+    with contextlib.closing(sqlite3.connect(settings.home / "mlflow.db")) as database:
+        database.execute("DROP TABLE metrics")
+    assert not Tracker.sync(ledger, "tiny-1", settings, CONFIG)
+    assert "Traceback" not in capfd.readouterr().err
+    assert [len(record.getMessage().splitlines()) for record in caplog.records if record.name == "infra.tracking"] == [
+        1
+    ]
 
 
 def test_sync_says_when_it_could_not(ledger, settings, caplog):

@@ -67,6 +67,18 @@ def test_the_reply_is_compared_with_the_answer(tmp_path, reply, reward):
     assert (result.reward, result.terminated, result.observation) == (reward, True, ())
 
 
+def test_a_reply_that_another_worker_finishes_is_judged_by_the_same_row(tmp_path):
+    options, tasks = source(tmp_path, NUMBERS)
+
+    async def episode():
+        begun, restored = SPEC.make(options), SPEC.make(options)
+        await begun.reset(tasks.task("row/4"))
+        await restored.restore(tasks.task("row/4"), begun.state())
+        return [(await restored.step(reply)).reward for reply in ("8", "9")]
+
+    assert asyncio.run(episode()) == [1.0, 0.0]
+
+
 def test_the_pattern_that_finds_the_answer_is_yours(tmp_path):
     options, tasks = source(tmp_path, NUMBERS, extract=r"(?s).*\\boxed\{(.*?)\}")
     assert judge(options, tasks.task("row/4"), r"so \boxed{8} it is")[1].reward == 1.0

@@ -16,6 +16,7 @@ from sao_core.config import Section, TrainConfig, parse_config
 from sao_core.environments.base import Environment, EnvironmentSpec, StepResult, Task
 from sao_core.models.policy import save_policy
 from sao_core.protocols import Rollout, RolloutRequest
+from sao_core.rollout.parts import RolloutPart, join
 from sao_core.rollout.transformers_engine import start_transformers_engine
 from sao_core.rollout.worker import WorkerStats, run_worker
 from sao_core.trajectory import Message, Outcome, Purpose, Role, validate_rollout
@@ -64,6 +65,14 @@ class TwoTurns(Environment):
             raise RuntimeError("sandbox lost")
         return StepResult((Message(Role.TOOL, "de"),), float(self.turn == 2), terminated=self.turn == 2)
 
+    def state(self) -> Any:
+        return self.turn
+
+    async def restore(self, task: Task, state: Any) -> None:
+        if "lost" in task.key:
+            raise RuntimeError("sandbox lost")
+        self.key, self.turn = task.key, state
+
 
 class Tasks:
     def task(self, key: str) -> Task:
@@ -82,6 +91,8 @@ class Ports:
         self.folders, self.pending, self.published = folders, list(requests), newest
         self.put_rollouts: list[Rollout] = []
         self.put_at: list[float] = []
+        self.stored_parts: list[RolloutPart] = []
+        self.given_up: list[int] = []
         self.failed: list[tuple[int, str]] = []
         self.states: list[tuple[str, int | None]] = []
         self.flushes: list[bool] = []
@@ -118,6 +129,17 @@ class Ports:
 
     def flush(self, wait: bool = False) -> None:
         self.flushes.append(wait)
+
+    def put_part(self, part: RolloutPart) -> bool:
+        self.stored_parts.append(part)
+        return True
+
+    def parts(self, request: RolloutRequest) -> tuple[RolloutPart, ...]:
+        return tuple(self.stored_parts)
+
+    def give_up_parts(self, request: RolloutRequest) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.given_up.append(request.number)
 
     def trajectories(self) -> dict[int, Any]:
         return {rollout[0].request_number: rollout[0] for rollout in self.put_rollouts}
@@ -317,3 +339,58 @@ def test_heartbeats_come_at_least_four_times_a_lease(folders: dict[int, Path]) -
     end = time.monotonic() + 1.2
     work(ports, lambda: time.monotonic() > end, settings(lease_s=0.4))
     assert 4 <= len([state for state, _ in ports.states if state in ("running", "idle")]) <= 14
+
+
+def begun(folders: dict[int, Path], key: str, version: int) -> list[RolloutPart]:
+    """Parts of a rollout of request 0 that a worker with this policy began and did not finish."""
+    ports = Ports(folders, [request(0, prompt_key=key)], newest=version)
+    work(ports, lambda: len(ports.stored_parts) > 1, settings(partial_after_s=0.01, max_action_tokens=90))
+    return ports.stored_parts[:2]
+
+
+def go_on(folders: dict[int, Path], key: str, parts: list[RolloutPart], publish: int | None = None) -> Ports:
+    """A worker that has policy 1, and gets another one while it serves request 0 of which there are parts."""
+    ports = Ports(folders, [request(0, 2, prompt_key=key, parts=2)])
+    ports.stored_parts = list(parts)
+    if publish is not None:
+        threading.Timer(0.5, lambda: setattr(ports, "published", publish)).start()
+    work(ports, lambda: len(ports.put_rollouts) == 1, settings(max_action_tokens=90))
+    return ports
+
+
+def test_what_another_worker_began_goes_on_under_weights_that_are_no_older(folders: dict[int, Path]) -> None:
+    parts = begun(folders, "slow", version=2)
+    ports = go_on(folders, "slow", parts, publish=3)
+    before, after = join(parts).segments[0], ports.trajectories()[0]
+    count = before.num_tokens
+    assert after.token_ids[:count].tobytes() == before.token_ids.tobytes()
+    assert after.behavior_logprobs[:count].tobytes() == before.behavior_logprobs.tobytes()
+    assert set(after.policy_versions[:count][after.action_mask[:count]]) == {2}
+    assert set(after.policy_versions[count:][after.action_mask[count:]]) == {3}
+    assert (after.attempt, ports.given_up) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("key", "readable", "newest", "reason"),
+    [
+        ("slow lost", True, 2, "environment restore raised RuntimeError: sandbox lost"),
+        ("slow", False, 2, "its parts cannot be read"),
+        ("slow", True, None, "no policy as new as version 2"),
+    ],
+)
+def test_a_rollout_that_cannot_go_on_starts_anew_and_says_why(
+    folders: dict[int, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    key: str,
+    readable: bool,
+    newest: int | None,
+    reason: str,
+) -> None:
+    monkeypatch.setattr("sao_core.rollout.worker.NEWER_WEIGHTS_S", 20.0 if newest else 0.2)
+    parts = begun(folders, key, version=2)
+    ports = go_on(folders, key, parts if readable else [], publish=newest)
+    assert ports.given_up == [0]
+    assert f"request 0, attempt 2 starts anew: {reason}" in caplog.text
+    assert ports.trajectories()[0].outcome is not Outcome.FAILED
+    assert ports.threads == {"ports_0"}
