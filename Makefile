@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: train test lint types mutations bench clean
+.PHONY: train test lint types mutations chaos bench soak clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,8 +29,14 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
+chaos: $(VENV)/installed-dev  ## at least 1000 kills at named points, and outages of a minute
+	$(BIN)/python -m pytest tests/chaos --kills 500 --outage 60 --timeout 5400
+
 bench: $(VENV)/installed-dev  ## one JSON line per benchmark
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+soak: $(VENV)/installed-dev  ## an hour of training while workers are killed; goes on where it stopped; charts for the docs
+	$(BIN)/python -m benchmarks.soak --images docs/images
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

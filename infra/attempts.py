@@ -6,10 +6,11 @@ that trains.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
+
+import psutil
 
 from infra.ledger import Ledger, WorkerRecord
 from sao_core.changes import Change, changes
@@ -95,9 +96,6 @@ def _lives(worker: WorkerRecord) -> bool:
 
 def _exists(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:  # somebody else's
-        pass
-    return True

@@ -76,8 +76,8 @@ def learner(
     ledger = Ledger(settings.database_url)
     objects = ObjectStore.from_settings(settings)
     environment = environments.get(config.environment.name)
-    scratch = settings.scratch / run_id
-    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.rmtree(settings.scratch / run_id, ignore_errors=True)  # of attempts that were killed
+    scratch = settings.scratch / run_id / str(attempt)
     scratch.mkdir(parents=True)
     heart = Heart(channel, LedgerRequests(ledger, run_id, new_worker_id(LEARNER), (), config.rollout.lease_s))
     checkpoints = CheckpointStore(

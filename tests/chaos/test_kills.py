@@ -1,0 +1,56 @@
+"""Members of a run are killed at every stage, and nothing that was recorded is lost or trained twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from kill_points import ANY_TIME, POINTS
+from rig import Result, run_rig
+from rig_plan import Plan
+from rig_services import BACKENDS
+
+KILLS_PER_RIG = 250
+MANY = 400
+"""So many kills per backend reach every point."""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_kills_at_every_stage_lose_nothing_and_train_nothing_twice(
+    backend: str,
+    kills: int,
+    seed: int,
+    places: Callable[[str], dict[str, object]],
+    held: Callable[[Plan, Result], None],
+) -> None:
+    if backend == "postgres+s3" and kills < MANY:
+        kills //= 2  # a start and a step cost four times the processor time there
+    died: Counter[str] = Counter()
+    number = 0
+    while (left := kills - died.total() + died[ANY_TIME]) > 0:
+        wanted = min(KILLS_PER_RIG, left)
+        plan = Plan(seed=seed + number, kills=wanted, limit_s=120 + 8 * wanted, **places(backend))
+        plan = replace(plan, group_size=1 + plan.seed % 2)
+        result = run_rig(plan)
+        held(plan, result)
+        died += result.kills
+        number += 1
+    if kills >= MANY:
+        rare = {point.name: died[point.name] for point in POINTS if died[point.name] < 3}
+        assert not rare, f"seed {seed}: these points were hardly reached: {rare} ({died})"
+        assert died[ANY_TIME] >= 3
+
+
+def test_a_learner_that_stalls_while_its_run_is_resumed_can_harm_nothing(
+    kills: int,
+    seed: int,
+    places: Callable[[str], dict[str, object]],
+    held: Callable[[Plan, Result], None],
+) -> None:
+    stalls = max(8, kills // 10)
+    plan = Plan(seed=seed, kills=stalls, stalls=True, limit_s=120 + 10 * stalls, **places("sqlite+folder"))
+    result = run_rig(plan)
+    held(plan, result)
+    assert result.stalls.total() >= stalls

@@ -1,0 +1,61 @@
+"""Postgres and S3 instead of SQLite and a folder: the usual variables are all that a run needs."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+
+import pytest
+from short_run import FASTEST, FASTEST_BATCH, Home, once_each, points_per_step
+from sqlalchemy import create_engine, make_url, text
+
+from infra.ledger import RunStatus, TrajectoryState
+from infra.ledger.database import ledger_url
+from infra.objects import ObjectStore
+from infra.verify import verify
+from sao_core.trajectory import Purpose
+
+UPDATES = 8
+
+
+@pytest.fixture
+def database_url(postgres_url: str) -> str:
+    """A database of its own."""
+    name = f"sao_{secrets.token_hex(4)}"
+    with create_engine(ledger_url(postgres_url), isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    return make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
+
+
+def test_a_run_on_postgres_and_s3_is_interrupted_resumed_and_verified(tmp_path, database_url, s3_endpoint, prefect_api):
+    variables = {
+        "SAO_DATABASE_URL": database_url,
+        "SAO_OBJECT_STORE": f"s3://sao/{secrets.token_hex(4)}",
+        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    home = Home(tmp_path, {**variables, "PREFECT_API_URL": prefect_api})
+    process = home.train(*FASTEST, f"learner.updates={UPDATES}", "rollout.workers=2")
+    run_id = home.wait_for_step(process, 3)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1, stdout + stderr
+    ledger = home.ledger()
+    checkpoint = ledger.latest_checkpoint(run_id)
+    assert checkpoint is not None
+    assert f"stopped with the checkpoint of step {checkpoint.step}" in stdout
+
+    done = home.sao("train", "--resume", run_id)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = ledger.run(run_id)
+    assert run.status is RunStatus.COMPLETED
+    assert {worker.worker.rsplit("-", 1)[0] for worker in ledger.workers(run_id)} >= {"rollout-0", "rollout-1"}
+    found = verify(ledger, ObjectStore.from_settings(home.settings), run_id, tracking_uri=home.settings.tracking_uri)
+    assert found.ok, found.violations
+    trained = [row for row in ledger.trajectories(run_id, Purpose.TRAIN) if row.state is TrajectoryState.TRAINED]
+    assert len({row.request_number for row in trained}) == len(trained) == FASTEST_BATCH * UPDATES
+    assert points_per_step(home.settings.tracking_uri, run.mlflow_run_id) == once_each(UPDATES)
+    assert not (home.settings.home / "ledger.db").exists()
+    assert not (home.settings.home / "objects").exists()
