@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import psutil
 
 from infra.ledger import Ledger
 from infra.settings import Settings
@@ -106,16 +107,13 @@ class Home:
         """The ledger of this installation."""
         return Ledger(self.settings.database_url)
 
-    def wait_for_step(
-        self, process: subprocess.Popen[str], step: int, timeout_s: float = 200, *, after: str | None = None
-    ) -> str:
-        """Wait until the newest run (one that is newer than ``after``) is at a step; returns its id."""
+    def wait_for_step(self, process: subprocess.Popen[str], step: int, timeout_s: float = 200) -> str:
+        """Wait until the run that a process began is at a step; returns its id."""
         ledger, deadline = self.ledger(), time.monotonic() + timeout_s
-        while not (runs := ledger.runs(1)) or runs[0].run_id == after or runs[0].step < step:
+        since = psutil.Process(process.pid).create_time()
+        while not (runs := ledger.runs(1)) or runs[0].created_at < since or runs[0].step < step:
             assert process.poll() is None, process.communicate()
-            if time.monotonic() > deadline:
-                process.kill()
-                raise TimeoutError(f"not at step {step} after {timeout_s:g} s; see {self.settings.home / 'logs'}")
+            assert time.monotonic() < deadline, f"not at step {step} after {timeout_s:g} s"
             time.sleep(0.1)
         return runs[0].run_id
 

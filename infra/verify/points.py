@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from sqlalchemy.engine import make_url
 
+from infra.ledger import RunStatus
 from infra.ledger.transitions import load_metrics
 from infra.tracking import open_client
 from infra.verify.accounts import Problem
@@ -49,14 +51,15 @@ def mlflow_points(s: Snapshot, sent: Mapping[str, Counter[int]]) -> Iterator[Pro
     """Every surviving step up to the watermark has one point of a metric that it has; no step has two.
 
     A step beyond the watermark may be on its way. Only what was a step once has a point: after a rewind those that were
-    sent before stand.
+    sent before stand. (A live run has made steps since the snapshot, and sent them.)
     """
     once = {row.step for row in s.updates}
+    newest = max(once, default=0) if s.run.status == RunStatus.RUNNING else math.inf
     for name, points in sent.items():
         for step, count in sorted(points.items()):
             if count > 1:
                 yield f"step {step}", f"MLflow has {count} points of {name}"
-            if step not in once:
+            if step not in once and step <= newest:
                 yield f"step {step}", f"MLflow has a point of {name}, but there was no such step"
         for row in s.steps:
             if row.step <= s.run.tracked_step and not points[row.step] and name in load_metrics(row.metrics_json):

@@ -52,11 +52,11 @@ def test_a_killed_and_resumed_run_ends_with_the_weights_of_an_uninterrupted_one_
     assert home.sao("export", finished["run_id"], "beginning").returncode == 0
     settings = (*DETERMINISTIC, f"model.path={home.folder / 'beginning'}")
     process = home.train(*settings)
-    whole_run = home.wait_for_step(process, 1, after=finished["run_id"])
+    whole_run = home.wait_for_step(process, 1)
     assert process.wait(200) == 0, process.communicate()
 
     process = home.train(*settings)
-    killed_run = home.wait_for_step(process, 5, after=whole_run)
+    killed_run = home.wait_for_step(process, 5)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     done = home.sao("train", "--resume", killed_run)

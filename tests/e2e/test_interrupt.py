@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 from short_run import BATCH, SHORT, Home
@@ -11,26 +10,19 @@ from short_run import BATCH, SHORT, Home
 from infra.ledger import Ledger, RunStatus, TrajectoryState
 from sao_core.trajectory import Purpose
 
-PATIENCE_S = 200
-
 
 @pytest.fixture(scope="module")
 def interrupted(home: Home, finished) -> tuple[str, str]:
     """A run that got a Ctrl-C after its second step: its id and what it printed."""
     assert home.sao("export", finished["run_id"], "start").returncode == 0
     settings = (*SHORT, f"model.path={home.folder / 'start'}", "warm_start.enabled=false", "learner.updates=40")
-    ledger = Ledger(home.settings.database_url)
-    process = home.start("train", "tiny", *(part for setting in settings for part in ("--set", setting)))
-    deadline = time.monotonic() + PATIENCE_S
-    while (run := ledger.runs(1)[0]).run_id == finished["run_id"] or run.step < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    process = home.train(*settings)
+    run_id = home.wait_for_step(process, 2)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 1, stderr
     assert "Traceback" not in stdout + stderr
-    return run.run_id, stdout
+    return run_id, stdout
 
 
 def test_ctrl_c_keeps_a_checkpoint_of_the_last_step_and_says_how_to_go_on(home: Home, interrupted):

@@ -147,6 +147,15 @@ def test_a_step_that_mlflow_has_yet_to_get_is_no_violation(healthy: Healthy, tra
     assert found.checked["mlflow-points"] == 6
 
 
+def test_a_step_that_a_live_run_made_meanwhile_is_no_violation(healthy: Healthy, tracking_uri: str) -> None:
+    healthy.sql("UPDATE runs SET status = 'running', ended_at = NULL WHERE run_id = :run")
+    mlflow_run_id = healthy.ledger.run(healthy.run).mlflow_run_id
+    with closing(sqlite3.connect(tracking_uri.removeprefix("sqlite:///"))) as database, database:
+        database.execute(POINTS.format(mlflow_run_id, 9))
+    found = healthy.verify(tracking_uri)
+    assert found.ok, found.violations
+
+
 def test_an_mlflow_that_cannot_be_asked_is_skipped_with_the_reason(healthy: Healthy, tmp_path: Path) -> None:
     started = time.monotonic()
     for uri, reason in {
