@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import psutil
 from sqlalchemy import func, select
 
-from infra.ledger import Ledger
+from infra.ledger import Ledger, RequestState
 from infra.ledger.database import Mode
 from infra.models import FailedAttempt, Request, TrajectoryEntry, Update
 from infra.settings import Settings
@@ -127,8 +127,9 @@ def kill_worker(home: Home, flow: int, number: int) -> dict[str, float]:
     waits = [
         row.metrics["time/learner_wait_s"] for row in home.ledger.updates_since(home.run_id, max(0, last.step - 20))
     ]
-    mine = (Request.run_id == home.run_id, Request.lease_worker == worker)
-    held = home.one(select(func.count()).select_from(Request).where(*mine))
+    mine = (Request.run_id == home.run_id, Request.lease_worker == worker, Request.state == RequestState.LEASED)
+    leased = select(func.count()).select_from(Request).where(*mine)
+    held = home.until(lambda: home.one(leased) or None, f"rollout in {name}")
     os.kill(pid, signal.SIGKILL)
     killed_at = time.monotonic()
     recorded = (TrajectoryEntry.run_id == home.run_id, TrajectoryEntry.object_key.like(f"%/{name}-%"))
@@ -136,6 +137,8 @@ def kill_worker(home: Home, flow: int, number: int) -> dict[str, float]:
     found = select(func.count()).select_from(TrajectoryEntry).where(*recorded, *others)
     home.until(lambda: home.one(found) or None, f"rollout of the new {name}")
     seconds = time.monotonic() - killed_at
+    home.until(lambda: home.one(leased) == 0 or None, "end of the dead one's leases")
+    returned_s = time.monotonic() - killed_at
     home.step_after(home.ledger.last_step(home.run_id))
     after = home.ledger.updates_since(home.run_id, last.step)
     failed = (FailedAttempt.run_id == home.run_id, FailedAttempt.worker == worker)
@@ -143,6 +146,7 @@ def kill_worker(home: Home, flow: int, number: int) -> dict[str, float]:
     lost = home.one(select(func.count()).select_from(FailedAttempt).where(*failed))
     return {
         "until_recording_s": seconds,
+        "until_leases_return_s": returned_s,
         "learner_wait_before_s": median(waits),
         "learner_wait_longest_s": max(row.metrics["time/learner_wait_s"] for row in after),
         "steps_meanwhile": len(after),

@@ -15,6 +15,13 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several test processes each file goes to one of them, and so do all tests that look at the one short run."""
+    for item in items:
+        shared = "finished" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("finished run" if shared else str(item.path)))
+
+
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """A Postgres server of this test session; as root it runs as a user of its own, so its folder must be reachable."""
