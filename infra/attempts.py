@@ -89,9 +89,12 @@ def _living_learner(ledger: Ledger, run_id: str) -> WorkerRecord | None:
 
 
 def _lives(worker: WorkerRecord) -> bool:
-    if worker.state in ENDED or worker.silent_s > SILENT_S:
-        return False
-    return worker.host != socket.gethostname() or _exists(worker.pid)
+    return not (worker.state in ENDED or worker.silent_s > SILENT_S or is_gone(worker))
+
+
+def is_gone(worker: WorkerRecord) -> bool:
+    """Whether this was a process of this machine that is no more; of other machines only their silence tells."""
+    return worker.host == socket.gethostname() and not _exists(worker.pid)
 
 
 def _exists(pid: int) -> bool:

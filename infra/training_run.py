@@ -15,7 +15,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from infra.attempts import LEARNER
+from infra.attempts import LEARNER, is_gone
 from infra.evaluations import EvaluationDesk
 from infra.ledger import Ledger
 from infra.processes import CLOSE_GRACE_S, ChildGroup
@@ -81,6 +81,7 @@ class TrainingRun:
         self._last_news = time.monotonic()
         self._last_look = 0.0
         self._seen: object = None
+        self._buried: set[str] = set()
 
     def start(self) -> None:
         """Start learner, evaluator and rollout workers; returns before they are up."""
@@ -150,6 +151,7 @@ class TrainingRun:
         self._last_look = now
         if meanwhile is not None:
             meanwhile()
+        self._bury_the_dead()
         states = {name: self.children.progress(name).get("state") for name in self.children.alive()}
         seen = (states, self.ledger.progress(self.run_id))
         if seen != self._seen:
@@ -160,6 +162,13 @@ class TrainingRun:
                 f"no progress for {self.config.asynchrony.watchdog_s:g} s (asynchrony.watchdog_s): the learner is at "
                 f"“{states.get(LEARNER)}”; training rollouts: {queue}; see {self.settings.logs(self.run_id)}"
             )
+
+    def _bury_the_dead(self) -> None:
+        """Take back at once what a killed process of this machine had leased; it will never renew it."""
+        for worker in self.ledger.workers(self.run_id):
+            if worker.worker not in self._buried and is_gone(worker):
+                self.ledger.expire(self.run_id, worker.worker)
+                self._buried.add(worker.worker)
 
     def close(self, status: str, error: str | None = None, grace_s: float = CLOSE_GRACE_S) -> None:
         """End all children (the learner keeps a checkpoint), write the status, send what MLflow still lacks."""

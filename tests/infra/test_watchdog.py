@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,3 +77,18 @@ def test_a_stop_request_ends_the_wait_at_once_and_keeps_its_first_reason(watched
     watched.request_stop("Stopped by SystemExit")
     with pytest.raises(StopRequested, match="Cancelled in the Prefect UI"):
         watched.wait(lambda: False, "waiting")
+
+
+def test_what_a_killed_process_had_leased_is_taken_back_at_once(watched: TrainingRun) -> None:
+    """Without waiting for the lease to run out; on another machine only silence tells that it is gone."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    watched.ledger.issue("run", prompts(3))
+    here = socket.gethostname()
+    for worker, host, pid in (("dead", here, dead.pid), ("alive", here, os.getpid()), ("far", "elsewhere", dead.pid)):
+        watched.ledger.heartbeat("run", worker, "running", 0, host, pid, LEASE_S)
+        watched.ledger.lease("run", worker, TRAIN, 1, LEASE_S)
+    watched.check()
+    assert watched.ledger.queue("run") == {"pending": 1, "leased": 2, "ready": 0, "claimed": 0}
+    again = watched.ledger.lease("run", "alive", TRAIN, 3, LEASE_S)
+    assert [(request.number, request.attempt) for request in again] == [(0, 2)]
