@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: train test lint types mutations chaos bench soak clean
@@ -19,8 +20,8 @@ train: $(VENV)/installed  ## install, then train the tiny recipe
 	$(BIN)/sao train tiny
 
 test: lint types  ## everything that must hold before a commit lands
-	$(BIN)/python -m pytest --ignore tests/mutations
-	$(BIN)/python -m pytest tests/mutations
+	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/mutations
+	$(BIN)/python -m pytest $(PARALLEL) tests/mutations
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Mistakes that others made in this algorithm, each as a change to the code that a named test must notice."""
+"""Mistakes that others made, in the algorithm and in its accounts, each as a change that a named test must notice."""
 
 from __future__ import annotations
 
@@ -101,5 +101,33 @@ TABLE = (
         "            self._run_id, step, self._batch_size\n"
         "        ):",
         "tests/infra/test_learner_ports.py::test_a_batch_is_claimed_while_other_rollouts_are_in_flight",
+    ),
+    Mutation(
+        "a rewind leaves what later steps trained",
+        "infra/ledger/updates.py",
+        "connection.execute(update(TrajectoryEntry).where(*trained).values(**again))",
+        "trained",
+        "tests/infra/test_ledger_updates.py::test_rewind_makes_later_rollouts_ready_again_and_each_counts_once",
+    ),
+    Mutation(
+        "after a rewind what was pending is generated at once",
+        "infra/ledger/requests.py",
+        "end is None or row.number <= end or row.purpose not in TRAINING",
+        "True",
+        "tests/infra/test_ledger_updates.py::test_after_a_rewind_nothing_new_is_generated_until_what_is_ready_is_within_the_bound",
+    ),
+    Mutation(
+        "the manifest comes first",
+        "infra/manifest.py",
+        "    delete_folder(objects, key)\n    for entry in entries:",
+        '    delete_folder(objects, key)\n    objects.put(f"{key}/{MANIFEST}", manifest)\n    for entry in entries:',
+        "tests/infra/test_policy_store.py::test_the_manifest_comes_last_and_goes_first",
+    ),
+    Mutation(
+        "a lease that somebody else took is recorded under",
+        "infra/ledger/trajectories.py",
+        "        and request.lease_worker == worker\n        and request.attempts == attempt\n",
+        "",
+        "tests/infra/test_ledger_requests.py::test_an_expired_lease_is_retaken_as_the_next_attempt_and_its_old_holder_is_fenced_off",
     ),
 )
