@@ -31,7 +31,7 @@ types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 chaos: $(VENV)/installed-dev  ## at least 1000 kills at named points, and outages of a minute
-	$(BIN)/python -m pytest tests/chaos --kills 500 --outage 60 --timeout 5400
+	$(BIN)/python -m pytest tests/chaos --kills 1000 --outage 60 --timeout 5400
 
 bench: $(VENV)/installed-dev  ## one JSON line per benchmark
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

@@ -93,8 +93,8 @@ POINTS = (
     Point("during resume, after the announcement", "learner", LEDGER + "announce", "after", most=1),
     Point("in the transaction of a new attempt", "resume", LEDGER + "begin_attempt", "in transaction", most=1),
     Point("after a new attempt, before its processes", "resume", LEDGER + "begin_attempt", "after", most=1),
-    Point("in the transaction that issues prompts", "issuer", LEDGER + "issue", "in transaction"),
-    Point("after prompts were issued", "issuer", LEDGER + "issue", "after"),
+    Point("in the transaction that issues prompts", "issuer", LEDGER + "issue", "in transaction", most=25),
+    Point("after prompts were issued", "issuer", LEDGER + "issue", "after", most=25),
 )
 BY_NAME = {point.name: point for point in POINTS}
 

@@ -33,7 +33,7 @@ from rig_disk import Disk, let_writes_fail
 from rig_members import FENCED, FINISHED, ROLES, STOPPED, STORE_FULL, exit_code, note_recorded, rehearse
 from rig_plan import Plan
 
-FATES = {"learner": (0.85, 0.15), "worker": (0.6, 0.05), "issuer": (0.2, 0.05), "resume": (0.15, 0.0)}
+FATES = {"learner": (0.85, 0.15), "worker": (0.6, 0.05), "issuer": (0.7, 0.3), "resume": (0.15, 0.0)}
 """How many members of a role are to die at a point, and how many at any time; the others live on."""
 STALLED = 0.15
 """Of the learners that come by their point so many stall there instead of dying: the run is resumed beside them."""

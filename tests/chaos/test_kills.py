@@ -13,8 +13,10 @@ from rig_plan import Plan
 from rig_services import BACKENDS
 
 KILLS_PER_RIG = 250
-MANY = 400
-"""So many kills per backend reach every point."""
+SHARE = {"sqlite+folder": 0.75, "postgres+s3": 0.25}
+"""Of the kills; a start and a step cost four times the processor time on the latter."""
+MANY = 200
+"""So many kills on one backend reach every point."""
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -25,8 +27,7 @@ def test_kills_at_every_stage_lose_nothing_and_train_nothing_twice(
     places: Callable[[str], dict[str, object]],
     held: Callable[[Plan, Result], None],
 ) -> None:
-    if backend == "postgres+s3" and kills < MANY:
-        kills //= 2  # a start and a step cost four times the processor time there
+    kills = int(kills * SHARE[backend])
     died: Counter[str] = Counter()
     number = 0
     while (left := kills - died.total() + died[ANY_TIME]) > 0:
@@ -38,8 +39,8 @@ def test_kills_at_every_stage_lose_nothing_and_train_nothing_twice(
         died += result.kills
         number += 1
     if kills >= MANY:
-        rare = {point.name: died[point.name] for point in POINTS if died[point.name] < 3}
-        assert not rare, f"seed {seed}: these points were hardly reached: {rare} ({died})"
+        missed = [point.name for point in POINTS if not died[point.name]]
+        assert not missed, f"seed {seed}: these points were never reached: {missed} ({died})"
         assert died[ANY_TIME] >= 3
 
 
