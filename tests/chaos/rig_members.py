@@ -190,7 +190,11 @@ def learner(plan: Plan, attempt: int, seed: int) -> None:
     batches = LedgerBatches(
         ledger, TrajectoryStore(objects), plan.run_id, PRESETS["sao"], plan.batch_size, attempt=attempt
     )
-    model = begin(plan, updates, policies, scratch)
+    try:
+        model = begin(plan, updates, policies, scratch)
+    except FileNotFoundError:
+        ledger.require_attempt(plan.run_id, attempt)  # its successor has removed the checkpoint that it was reading
+        raise
     kept, calm_until = model.step, None
     while calm_until is None or model.step < calm_until:
         if stop.asked:
