@@ -12,6 +12,7 @@ from pathlib import Path
 
 from infra.checkpoints import CheckpointStore
 from infra.ledger import Ledger, TrajectoryRow
+from infra.manifest import CorruptFolder
 from infra.policy_store import PolicyStore
 from infra.trajectory_store import CorruptObject, TrajectoryStore
 from infra.update_records import write_update_tokens
@@ -190,14 +191,21 @@ class LedgerUpdates:
 
         The ledger is rewound to it (what was trained later is ready again), and its policy is announced for this
         attempt, so that workers may begin.
+
+        Raises:
+            Fenced: the run has moved on to a later attempt, which may have removed the checkpoints that this one saw.
+            CorruptFolder: there are checkpoints, and all are damaged.
         """
-        latest = self._checkpoints.latest()
-        step = 0 if latest is None else latest[0]
-        self._ledger.rewind(self._run_id, step, attempt=self._attempt)
-        policy = self._ledger.newest_policy(self._run_id)
-        if latest is not None and policy is not None:
-            self._policies.fetch(self._run_id, policy.version)
-            self._ledger.announce(self._run_id, policy.version, attempt=self._attempt)
+        try:
+            latest = self._checkpoints.latest()
+            self._ledger.rewind(self._run_id, 0 if latest is None else latest[0], attempt=self._attempt)
+            policy = self._ledger.newest_policy(self._run_id)
+            if latest is not None and policy is not None:
+                self._policies.fetch(self._run_id, policy.version)
+                self._ledger.announce(self._run_id, policy.version, attempt=self._attempt)
+        except CorruptFolder:
+            self._ledger.require_attempt(self._run_id, self._attempt)
+            raise
         return latest
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ def fetch_folder(objects: ObjectStore, key: str, sha256: str, cache: Path) -> Pa
             except ObjectMissing as error:
                 raise CorruptFolder(f"{key} is incomplete: {entry.path} is missing ({error})") from error
         if not _intact(path, entry):
-            found = file_sha256(path) if path.is_file() else "no file"
+            found = _sha256_now(path)
             raise CorruptFolder(f"{key}/{entry.path} is damaged: its sha256 should be {entry.sha256}: got {found}")
     return folder
 
@@ -116,4 +116,12 @@ def _read_manifest(objects: ObjectStore, key: str, sha256: str) -> list[FileEntr
 
 
 def _intact(path: Path, entry: FileEntry) -> bool:
-    return path.is_file() and path.stat().st_size == entry.size and file_sha256(path) == entry.sha256
+    return path.is_file() and _sha256_now(path) == entry.sha256
+
+
+def _sha256_now(path: Path) -> str:
+    """Of a file that retention may remove at any moment."""
+    try:
+        return file_sha256(path)
+    except FileNotFoundError:
+        return "no file"

@@ -114,11 +114,16 @@ class ChaosRun:
     def survive(self, disturb: Callable[[subprocess.Popen[str]], None] | None = None) -> None:
         """Start the run, and resume it until it completes; only kills may be the reason for a resume.
 
+        A flow that is killed once the run is complete has left nothing to resume, but perhaps points for MLflow.
         ``disturb`` is called again and again while a process lives.
         """
         while True:
             killed_before = len(self.kills())
             if self.attempt(disturb) == 0:
+                return
+            if self.ledger.run(self.run_id).status is RunStatus.COMPLETED:
+                synced = self.home.sao("sync", self.run_id)
+                assert synced.returncode == 0, synced.stdout + synced.stderr
                 return
             fatal = [kill for kill in self.kills()[killed_before:] if kill.process in ("learner", "flow")]
             assert fatal, f"the run ended although nobody killed learner or flow: {self.outputs[-1]}"

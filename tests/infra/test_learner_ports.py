@@ -12,6 +12,7 @@ from infra_fixtures import LEASE_S, TRAIN, Places, group, prompts, start_run, tr
 from infra.checkpoints import CheckpointStore
 from infra.learner_ports import LedgerBatches, LedgerUpdates
 from infra.ledger import Fenced, Ledger, NewRequest, TrajectoryState
+from infra.manifest import CorruptFolder
 from infra.objects import ObjectMissing, ObjectStore
 from infra.policy_store import PolicyStore
 from infra.requests import LedgerRequests, new_worker_id
@@ -302,3 +303,20 @@ def test_a_batch_is_claimed_while_other_rollouts_are_in_flight(
     assert batch is not None
     assert [r[0].request_number for r in batch.rollouts] == [2, 3]
     assert batch.ready == 1
+
+
+def test_a_learner_whose_successor_has_removed_its_checkpoints_is_fenced_not_told_of_damage(
+    places: Places, ports: Ports, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ports.run
+    ports.updates.publish_initial(ports.folder("v0"), step=0)
+    ports.updates.checkpoint(0, ports.folder("state of step 0"))
+    ports.updates.flush()
+    seen = ledger.checkpoints(run)
+    assert ledger.begin_attempt(run) == 2
+    ports.policies.objects.delete_prefix(seen[0].object_key)
+    monkeypatch.setattr(Ledger, "checkpoints", lambda self, run_id: seen)
+    with pytest.raises(Fenced):
+        ports.updates.latest_checkpoint()
+    with pytest.raises(CorruptFolder, match="cannot be resumed"):
+        Ports(places, ledger, run, tmp_path).updates.latest_checkpoint()
