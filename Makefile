@@ -30,8 +30,9 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
-chaos: $(VENV)/installed-dev  ## at least 1000 kills at named points, and outages of a minute
-	$(BIN)/python -m pytest tests/chaos --kills 1000 --outage 60 --timeout 5400
+chaos: $(VENV)/installed-dev  ## at least 1000 kills at named points, outages of a minute, whole runs under kills
+	$(BIN)/python -m pytest tests/e2e -m long --timeout 1200
+	$(BIN)/python -m pytest tests/chaos -m "long or not long" --kills 1000 --outage 60 --timeout 5400
 
 bench: $(VENV)/installed-dev  ## one JSON line per benchmark
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

@@ -1,6 +1,6 @@
 """Chaos: how much of it (options), where (places), and the account of it that closes the output.
 
-`pytest tests/chaos` does a little of everything; `--kills 1000 --outage 60` does all of it (`make chaos`).
+`pytest tests/chaos` does a little of everything, `make chaos` all of it.
 """
 
 from __future__ import annotations

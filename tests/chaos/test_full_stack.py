@@ -43,7 +43,6 @@ FLOW = (
 """After each of these and of the learner's, `sao train --resume` once more."""
 
 UPDATES = 16
-all_of_it = pytest.mark.skipif("config.getoption('kills', 0) < 500", reason="minutes: make chaos")
 
 
 def test_a_run_survives_a_killed_worker_and_is_resumed_after_its_learners_kill(tmp_path: Path, prefect_api, tally):
@@ -55,7 +54,7 @@ def test_a_run_survives_a_killed_worker_and_is_resumed_after_its_learners_kill(t
     run.check(6, tally)
 
 
-@all_of_it
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("plan", [(*LEARNER[::2], *WORKERS[::2]), (*LEARNER[1::2], *WORKERS[1::2]), FLOW])
 def test_every_named_point(plan, tmp_path: Path, prefect_api, tally):
@@ -69,7 +68,7 @@ def test_every_point_is_in_a_plan():
     assert {name for plan in (WORKERS, LEARNER, FLOW) for name, _ in plan} == set(POINTS)
 
 
-@all_of_it
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_any_process_at_any_time(tmp_path: Path, prefect_api, tally):
     started, number = time.monotonic(), 0
@@ -80,7 +79,7 @@ def test_any_process_at_any_time(tmp_path: Path, prefect_api, tally):
         run.check(UPDATES, tally)
 
 
-@all_of_it
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_learner_whose_flow_is_killed_keeps_a_checkpoint_of_its_last_step(tmp_path: Path, prefect_api, tally):
     run = ChaosRun(tmp_path, prefect_api, (("flow has a report", 9),), "learner.updates=8", "rollout.workers=1")

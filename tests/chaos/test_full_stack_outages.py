@@ -24,7 +24,7 @@ UPDATES = 12
 OUT_WITHIN_S = 120.0
 
 pytestmark = [
-    pytest.mark.skipif("config.getoption('kills', 0) < 500", reason="minutes: make chaos"),
+    pytest.mark.long,
     pytest.mark.timeout(3600),
 ]
 

@@ -10,6 +10,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from short_run import FASTEST, Home
 
 UPDATES = 6
@@ -46,6 +47,8 @@ def learned(home: Home, run_id: str) -> list[tuple[float, ...]]:
     return [tuple(update.metrics[name] for name in names) for update in home.ledger().updates_since(run_id, 0)]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_a_killed_and_resumed_run_ends_with_the_weights_of_an_uninterrupted_one_bit_for_bit(
     home: Home, finished: dict[str, str]
 ):

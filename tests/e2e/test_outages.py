@@ -49,6 +49,7 @@ def test_sigterm_leaves_a_checkpoint_within_30_s_and_the_right_state_everywhere(
     assert mlflow.MlflowClient(home.settings.tracking_uri).get_run(run.mlflow_run_id).info.status == "KILLED"
 
 
+@pytest.mark.long
 def test_a_retry_in_the_ui_goes_on_from_the_checkpoint_under_the_same_flow_run(cancelled, prefect_api: str):
     home, run_id, _ = cancelled
     ledger = home.ledger()
@@ -76,6 +77,7 @@ def prefect(tmp_path: Path) -> Iterator[PrefectServer]:
     server.kill()
 
 
+@pytest.mark.long
 def test_a_run_completes_while_prefect_is_away_and_mlflow_hangs(tmp_path: Path, prefect: PrefectServer):
     with Silent() as silent:
         home = Home(tmp_path, {"PREFECT_API_URL": prefect.api, "MLFLOW_TRACKING_URI": silent.url})
