@@ -37,7 +37,7 @@ def test_ctrl_c_keeps_a_checkpoint_of_the_last_step_and_says_how_to_go_on(home: 
 
 
 def test_a_resumed_run_completes_and_counts_every_trajectory_once(home: Home, interrupted):
-    """With fewer updates and another learning rate, which is told and written down."""
+    """With fewer updates and another learning rate, which is told and written down; then it says how to train on."""
     run_id, _ = interrupted
     ledger = Ledger(home.settings.database_url)
     before = ledger.run(run_id).step
@@ -52,9 +52,6 @@ def test_a_resumed_run_completes_and_counts_every_trajectory_once(home: Home, in
     trained = [row for row in ledger.trajectories(run_id, Purpose.TRAIN) if row.state is TrajectoryState.TRAINED]
     assert len({row.request_number for row in trained}) == len(trained) == BATCH * (before + 3)
 
-
-def test_a_run_that_is_complete_says_how_to_train_on(home: Home, interrupted):
-    run_id, _ = interrupted
-    done = home.sao("train", "--resume", run_id)
-    assert done.returncode == 2
-    assert f"sao train --resume {run_id} --set learner.updates=" in done.stderr
+    again = home.sao("train", "--resume", run_id)
+    assert again.returncode == 2
+    assert f"sao train --resume {run_id} --set learner.updates={2 * (before + 3)}" in again.stderr

@@ -43,6 +43,7 @@ def model(home: Home, finished) -> str:
     return f"model.path={home.folder / 'for-stages'}"
 
 
+@pytest.mark.long
 def test_warm_start_alone_publishes_and_evaluates_a_policy(home: Home, model: str, tmp_path: Path):
     """A user's JSONL of `messages` takes the demonstrator's place."""
     rows = tmp_path / "rows.jsonl"
@@ -61,6 +62,7 @@ def test_value_pretraining_alone_keeps_a_critic_as_checkpoint_0(home: Home, mode
     assert checkpoint.step == 0
 
 
+@pytest.mark.long
 def test_evaluation_alone_takes_the_model_as_it_is(home: Home, model: str):
     ledger, run = run_stage(home, "flows.evaluate:evaluate", model)
     assert "prepare" in ledger.stage_metrics(run.run_id)
