@@ -66,7 +66,7 @@ def test_an_object_store_that_is_away_for_a_while_costs_only_time(
             proxy.be("none")
     finally:
         proxy.close()
-    assert proxy.hit > 0
+    assert proxy.hit > 0 or "trying again" in plan.path("rig.log").read_text(), "somebody met the fault"
     held(plan, results[0])
     nobody_died(results[0])
 
