@@ -78,7 +78,9 @@ def test_an_mlflow_server_that_comes_late_gets_everything_once(tmp_path: Path, p
         check_that_it_gets_out(home, process, run_id)
         ledger = home.ledger()
         run = ledger.run(run_id)
-        assert Tracker.sync(ledger, run_id, home.settings, parse_config(run.config))
+        deadline = time.monotonic() + 120
+        while not Tracker.sync(ledger, run_id, home.settings, parse_config(run.config)):
+            assert time.monotonic() < deadline, (tmp_path / "mlflow.log").read_text()
         sent = mlflow.MlflowClient(uri).get_run(ledger.run(run_id).mlflow_run_id)
         assert sent.info.status == "FINISHED"
         assert points_per_step(uri, sent.info.run_id) == once_each(UPDATES)
