@@ -114,19 +114,17 @@ class ChaosRun:
     def survive(self, disturb: Callable[[subprocess.Popen[str]], None] | None = None) -> None:
         """Start the run, and resume it until it completes; only kills may be the reason for a resume.
 
-        A flow that is killed once the run is complete has left nothing to resume, but perhaps points for MLflow.
+        Then `sao sync`, as a user would: a flow that is killed at its end may not have sent everything to MLflow.
         ``disturb`` is called again and again while a process lives.
         """
         while True:
             killed_before = len(self.kills())
-            if self.attempt(disturb) == 0:
-                return
-            if self.ledger.run(self.run_id).status is RunStatus.COMPLETED:
-                synced = self.home.sao("sync", self.run_id)
-                assert synced.returncode == 0, synced.stdout + synced.stderr
-                return
+            if self.attempt(disturb) == 0 or self.ledger.run(self.run_id).status is RunStatus.COMPLETED:
+                break
             fatal = [kill for kill in self.kills()[killed_before:] if kill.process in ("learner", "flow")]
             assert fatal, f"the run ended although nobody killed learner or flow: {self.outputs[-1]}"
+        synced = self.home.sao("sync", self.run_id)
+        assert synced.returncode == 0, synced.stdout + synced.stderr
 
     def attempt(self, disturb: Callable[[subprocess.Popen[str]], None] | None = None) -> int:
         """One `sao train`, first or resumed; returns its exit code."""
