@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, update
@@ -64,7 +65,7 @@ class PolicyLedger(Database):
             where.append(Policy.attempt == select(Run.attempt).where(Run.run_id == run_id).scalar_subquery())
         statement = select(Policy.__table__).where(*where).order_by(Policy.version.desc()).limit(1)
         row = connection.execute(statement).one_or_none()
-        return None if row is None else _record(row)
+        return None if row is None else policy_record(row)
 
     @reads
     def policy(self, connection: Connection, run_id: str, version: int) -> PolicyRecord:
@@ -77,13 +78,13 @@ class PolicyLedger(Database):
         row = connection.execute(statement).one_or_none()
         if row is None:
             raise LedgerError(f"run {run_id} has no policy version {version}")
-        return _record(row)
+        return policy_record(row)
 
     @reads
     def policies(self, connection: Connection, run_id: str) -> list[PolicyRecord]:
         """Every policy version, superseded and removed ones too, in order."""
         statement = select(Policy.__table__).where(Policy.run_id == run_id).order_by(Policy.version)
-        return [_record(row) for row in connection.execute(statement)]
+        return [policy_record(row) for row in connection.execute(statement)]
 
     @reads
     def policy_steps(self, connection: Connection, run_id: str, since_version: int = 0) -> dict[int, int]:
@@ -120,34 +121,44 @@ class PolicyLedger(Database):
         """
         require_attempt(connection, run_id, attempt)
         statement = select(Policy.__table__).where(Policy.run_id == run_id, Policy.removed_at.is_(None))
-        stored = [_record(row) for row in connection.execute(statement.order_by(Policy.version.desc()))]
-        workers = connection.execute(
-            select(Worker.version, Worker.purposes).where(
-                Worker.run_id == run_id,
-                Worker.purposes != "",
-                Worker.heartbeat_at > clock() - silent_s,
-                Worker.state.not_in(GONE),
-            )
-        ).all()
-        if any(worker.version is None for worker in workers):
-            return []
+        stored = [policy_record(row) for row in connection.execute(statement.order_by(Policy.version.desc()))]
+        in_use = versions_in_use(connection, run_id, silent_s)
         surviving = [policy for policy in stored if not policy.superseded]
         needed = {policy.version for policy in surviving[:keep]}
-        needed |= {worker.version for worker in workers}
         needed |= _evaluated(connection, run_id)
         steps = select(Checkpoint.step).where(Checkpoint.run_id == run_id, ~Checkpoint.superseded)
         for step in connection.execute(steps).scalars():
             needed |= {policy.version for policy in [p for p in surviving if p.step <= step][:1]}
-        rolling = [worker.version for worker in workers if worker.purposes != Purpose.EVALUATE]
-        floor = min(rolling, default=None)
-        gone = [
-            policy for policy in stored if policy.version not in needed and (floor is None or policy.version < floor)
-        ]
-        for chunk in chunks(policy.version for policy in gone):
-            connection.execute(
-                update(Policy).where(Policy.run_id == run_id, Policy.version.in_(chunk)).values(removed_at=clock())
-            )
+        gone = [policy for policy in stored if policy.version not in needed and not in_use(policy.version)]
+        mark_removed(connection, run_id, gone)
         return gone
+
+
+def versions_in_use(connection: Connection, run_id: str, silent_s: float) -> Callable[[int], bool]:
+    """Whether a live worker (heard of in the last ``silent_s``) holds a version, or may be loading it.
+
+    A rollout worker may be loading anything newer than what it holds, one that has not loaded its first yet anything.
+    """
+    workers = connection.execute(
+        select(Worker.version, Worker.purposes).where(
+            Worker.run_id == run_id,
+            Worker.purposes != "",
+            Worker.heartbeat_at > clock() - silent_s,
+            Worker.state.not_in(GONE),
+        )
+    ).all()
+    if any(worker.version is None for worker in workers):
+        return lambda version: True
+    held = {worker.version for worker in workers}
+    floor = min((worker.version for worker in workers if worker.purposes != Purpose.EVALUATE), default=math.inf)
+    return lambda version: version in held or version >= floor
+
+
+def mark_removed(connection: Connection, run_id: str, policies: Iterable[PolicyRecord]) -> None:
+    """Say that the files of these versions can go now."""
+    for chunk in chunks(policy.version for policy in policies):
+        where = (Policy.run_id == run_id, Policy.version.in_(chunk))
+        connection.execute(update(Policy).where(*where).values(removed_at=clock()))
 
 
 def next_version(connection: Connection, run_id: str) -> int:
@@ -200,7 +211,8 @@ def _evaluated(connection: Connection, run_id: str) -> set[int]:
     return set(versions)
 
 
-def _record(row: Row[Any]) -> PolicyRecord:
+def policy_record(row: Row[Any]) -> PolicyRecord:
+    """A row of the table as a record."""
     return PolicyRecord(
         run_id=row.run_id,
         version=row.version,

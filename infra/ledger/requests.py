@@ -253,7 +253,7 @@ class RequestLedger(Database):
     @writes
     def release(self, connection: Connection, run_id: str, worker: str) -> int:
         """Give a worker's leases back without spending an attempt; how many there were."""
-        return give_back(connection, run_id, worker)
+        return give_back(connection, run_id, Request.lease_worker == worker)
 
     @writes
     def expire(self, connection: Connection, run_id: str, worker: str | None = None) -> int:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, case, func, literal, select, union_all, update
+from sqlalchemy import ColumnElement, Connection, Row, case, func, literal, select, union_all, update
 
 from infra.ledger.database import Database, clock, reads, writes, writes_durably
 from infra.ledger.records import (
@@ -76,7 +76,7 @@ class RunLedger(Database):
             .where(Run.run_id == run_id)
             .values(attempt=attempt, attempt_started_at=clock(), status=RunStatus.RUNNING, message="", ended_at=None)
         )
-        give_back(connection, run_id, None)
+        give_back(connection, run_id)
         connection.execute(
             update(TrajectoryEntry)
             .where(TrajectoryEntry.run_id == run_id, TrajectoryEntry.state == TrajectoryState.CLAIMED)
@@ -230,11 +230,9 @@ class RunLedger(Database):
         return Progress(at=at, kind=kind, idle_s=max(0.0, now - at))
 
 
-def give_back(connection: Connection, run_id: str, worker: str | None) -> int:
-    """Return the leases of one worker, or of all, to the queue without spending an attempt."""
-    statement = update(Request).where(Request.run_id == run_id, Request.state == RequestState.LEASED)
-    if worker is not None:
-        statement = statement.where(Request.lease_worker == worker)
+def give_back(connection: Connection, run_id: str, *which: ColumnElement[bool]) -> int:
+    """Return leases (all, or those for which ``which`` holds) to the queue without spending an attempt."""
+    statement = update(Request).where(Request.run_id == run_id, Request.state == RequestState.LEASED, *which)
     values = {"state": RequestState.PENDING, "lease_worker": None, "lease_until": None}
     given_back = statement.values(attempts=Request.attempts - 1, **values).returning(Request.number)
     numbers = connection.execute(given_back).scalars().all()

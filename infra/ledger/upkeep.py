@@ -11,12 +11,12 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, selec
 
 from infra.ledger import Ledger
 from infra.ledger.database import Mode, clock
-from infra.ledger.policies import GONE
+from infra.ledger.policies import mark_removed, policy_record, versions_in_use
 from infra.ledger.records import CheckpointRecord, PolicyRecord, RequestState, RunStatus
 from infra.ledger.requests import take_back
-from infra.ledger.transitions import chunks, require_attempt, settle_parts
+from infra.ledger.runs import give_back
+from infra.ledger.transitions import require_attempt
 from infra.models import Checkpoint, EvaluationOrder, Policy, Request, Run, Update, Worker
-from sao_core.trajectory import Purpose
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,7 @@ def expire_leases(ledger: Ledger, run_id: str, *, alive: bool, dry_run: bool = F
         if alive:
             take_back(connection, run_id)
         else:
-            free = {"state": RequestState.PENDING, "lease_worker": None, "lease_until": None}
-            given_back = update(Request).where(*out).values(attempts=Request.attempts - 1, **free)
-            numbers = connection.execute(given_back.returning(Request.number)).scalars().all()
-            settle_parts(connection, run_id, numbers)
+            give_back(connection, run_id, Request.lease_until <= clock())
         return found
 
     return ledger.transact(expire, Mode.READ if dry_run else Mode.WRITE)
@@ -98,18 +95,7 @@ def remove_superseded_policies(
 
     def remove(connection: Connection) -> list[PolicyRecord]:
         require_attempt(connection, run_id, None, lock=not dry_run)
-        workers = connection.execute(
-            select(Worker.version, Worker.purposes).where(
-                Worker.run_id == run_id,
-                Worker.purposes != "",
-                Worker.heartbeat_at > clock() - silent_s,
-                Worker.state.not_in(GONE),
-            )
-        ).all()
-        if any(worker.version is None for worker in workers):
-            return []
-        held = {worker.version for worker in workers}
-        floor = min((w.version for w in workers if w.purposes != Purpose.EVALUATE), default=None)
+        in_use = versions_in_use(connection, run_id, silent_s)
         statement = select(Policy.__table__).where(
             Policy.run_id == run_id,
             Policy.superseded,
@@ -118,14 +104,10 @@ def remove_superseded_policies(
             _superseded_before(run_id, grace_s),
             ~_evaluation_open(run_id),
         )
-        gone = [
-            PolicyRecord(**{name: getattr(row, name) for name in PolicyRecord.__dataclass_fields__})
-            for row in connection.execute(statement.order_by(Policy.version))
-            if row.version not in held and (floor is None or row.version < floor)
-        ]
-        for chunk in [] if dry_run else chunks(policy.version for policy in gone):
-            mine = (Policy.run_id == run_id, Policy.version.in_(chunk))
-            connection.execute(update(Policy).where(*mine).values(removed_at=clock()))
+        superseded = map(policy_record, connection.execute(statement.order_by(Policy.version)))
+        gone = [policy for policy in superseded if not in_use(policy.version)]
+        if not dry_run:
+            mark_removed(connection, run_id, gone)
         return gone
 
     return ledger.transact(remove, Mode.READ if dry_run else Mode.DURABLE)
