@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: train test lint types mutations chaos bench soak clean
+.PHONY: train up test lint types mutations browser-test screenshots chaos compose-test bench soak clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -16,8 +16,15 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,gguf]'
 	touch $@
 
+$(VENV)/installed-browser: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[browser]'
+	touch $@
+
 train: $(VENV)/installed  ## install, then train the tiny recipe
 	$(BIN)/sao train tiny
+
+up: $(VENV)/installed  ## install, then serve Prefect and MLflow here, with everything to start runs from their UIs
+	$(BIN)/sao up
 
 test: lint types  ## everything that must hold before a commit lands
 	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/mutations
@@ -30,9 +37,19 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
+browser-test: $(VENV)/installed-browser  ## `sao up` in a real browser; needs Chromium: sudo apt-get install chromium
+	$(BIN)/python -m pytest tests/browser --timeout 600
+
+screenshots: $(VENV)/installed-browser  ## the pictures of docs/ui.md, by the same tests
+	$(BIN)/python -m pytest tests/browser -k 'not attacks' --screenshots docs/images --timeout 900
+
 chaos: $(VENV)/installed-dev  ## at least 1000 kills at named points, outages of a minute, whole runs under kills
-	$(BIN)/python -m pytest tests/e2e -m long --timeout 1200
+	$(BIN)/python -m pytest tests/e2e tests/flows tests/infra -m long --timeout 1200
 	$(BIN)/python -m pytest tests/chaos -m "long or not long" --kills 1000 --outage 60 --timeout 5400
+
+compose-test: $(VENV)/installed-dev  ## the services of docker-compose.yml, run without containers, and a training on them
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,compose]'
+	$(BIN)/python -m pytest tests/compose -m "long or not long"
 
 bench: $(VENV)/installed-dev  ## one JSON line per benchmark
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

@@ -13,12 +13,19 @@ import yaml
 from rich.console import Console
 from rich.table import Column, Table
 
+from flows.commands import models, services, team
 from flows.recipes import load_config, override_config, recipe_names, recipe_summary
+from infra import reach
 from infra.attempts import planned_changes
 from infra.ledger import Ledger, LedgerError, RunStatus, UnknownRun
-from infra.objects import ObjectStore, ObjectStoreError
+from infra.objects import Corrupt, ObjectStore, ObjectStoreError
+from infra.processes import ChildFailed
+from infra.reach import FIRST_CONTACT_S, ServerUnusable
+from infra.refusals import without_password
 from infra.services import ServiceFailed
-from infra.settings import Settings, SettingsError
+from infra.settings import Logins, Settings, SettingsError
+from infra.tracking import TrackingError, send_now
+from infra.tracking.promotion import PromotionRefused
 from sao_core.algorithms import describe_objective, resolve
 from sao_core.config import ConfigError, TrainConfig, parse_config
 
@@ -30,7 +37,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 console = Console()
+for part in (services, models, team):
+    app.add_typer(part.app)
 DEFAULT_RECIPE = "tiny"
+WORK_FAILED = (
+    *(LedgerError, ObjectStoreError, Corrupt, ChildFailed),
+    *(ServerUnusable, ServiceFailed, TrackingError, PromotionRefused),
+)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -49,7 +62,8 @@ def train(
     ] = False,
 ) -> None:
     """Train an agent, end to end."""
-    from flows.launch import preflight, train_here
+    from flows.launch import train_here
+    from flows.preflight import preflight
     from infra.training_run import cpu_threads, new_run_id
 
     places = Settings.from_environment()
@@ -58,11 +72,12 @@ def train(
         run_id = new_run_id(config.recipe)
     else:
         config, run_id = resumed_config(places, resume, recipe, settings_ or ()), resume
-    preflight(config, resuming=resume is not None)
+    preflight(config, places, resuming=resume is not None)
     if dry_run:
         console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), markup=False, highlight=False)
         console.print(plan(config, places, cpu_threads(config)), markup=False, highlight=False)
         return
+    reach.require(places, Logins.from_environment(), tracking=config.tracking.enabled, say=warn)
     train_here(config, places, run_id, console)
 
 
@@ -124,15 +139,29 @@ def show(run: str, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def trajectory(trajectory_id: str, as_json: AsJson = False) -> None:
+def trajectory(
+    trajectory_id: str,
+    file: Annotated[
+        Path | None, typer.Argument(help="With --html: where to write the page, - to print it; default: ID.html.")
+    ] = None,
+    html: Annotated[bool, typer.Option("--html", help="Write a page for browsers, which needs no network.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Turns of a trajectory, each action token with its log-probability, advantage and value."""
-    from flows.trajectory_view import print_trajectory, trajectory_json
+    from flows.trajectory_view import print_trajectory, write_page
+    from infra.viewer import trajectory_view
 
+    if html and as_json:
+        raise ConfigError("--html and --json exclude each other: leave one of them out")
+    if file is not None and not html:
+        raise ConfigError(f"{file} is written with --html only: add it, or leave the file out")
     places = Settings.from_environment()
-    ledger = open_ledger(places)
+    view = trajectory_view(open_ledger(places), places, trajectory_id)
     if as_json:
-        return print_json(trajectory_json(ledger, places, trajectory_id))
-    return print_trajectory(ledger, places, trajectory_id, console)
+        return print_json(view)
+    if html:
+        return write_page(view, file, console)
+    return print_trajectory(view, console)
 
 
 @app.command()
@@ -179,14 +208,11 @@ def export(
 @app.command()
 def sync(run: str) -> None:
     """Send to MLflow what could not be sent while the run lasted."""
-    from infra.tracking import Tracker
-
     places = Settings.from_environment()
     ledger = open_ledger(places)
     record = ledger.run(run)
-    if not Tracker.sync(ledger, run, places, parse_config(record.config)):
-        console.print(f"MLflow at {places.tracking_uri} did not take everything; try again later", markup=False)
-        raise typer.Exit(1)
+    reach.mlflow(places, Logins.from_environment())
+    send_now(ledger, run, places, parse_config(record.config))
 
 
 @app.command()
@@ -196,7 +222,7 @@ def verify(run: str, as_json: AsJson = False) -> None:
     from infra.verify import verify as verify_run
 
     places = Settings.from_environment()
-    ledger, objects = open_ledger(places), ObjectStore.from_settings(places)
+    ledger, objects = open_ledger(places), open_objects(places)
     with Console(stderr=True).status(f"verifying {run} …") as status:
         found = verify_run(
             ledger,
@@ -226,7 +252,7 @@ def upkeep(
     from infra.upkeep import Upkeep
 
     places = Settings.from_environment()
-    ledger, objects = open_ledger(places), ObjectStore.from_settings(places)
+    ledger, objects = open_ledger(places), open_objects(places)
     with Console(stderr=True).status("upkeep …"):
         actions = Upkeep(ledger, objects, places, grace_s=grace, dry_run=dry_run).everything()
         if places.prefect_api_url is not None:
@@ -240,13 +266,21 @@ def upkeep(
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    only: Annotated[
+        str | None, typer.Option(metavar="NAME[,NAME]", help="Make these checks only, e.g. ledger,object-store.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """What is installed, what is reachable, what would fail."""
     from flows.doctor import examine
 
-    checks = examine(Settings.from_environment())
+    checks = examine(Settings.from_environment(), only.split(",") if only else ())
     if as_json:
         print_json([check.as_dict() for check in checks])
+    elif only:
+        for check in checks:
+            console.print(f"{'ok' if check.ok else 'no'}  {check.name}: {check.found}", markup=False, soft_wrap=True)
     else:
         table = Table("", "check", "found")
         for check in checks:
@@ -285,14 +319,26 @@ def plan(config: TrainConfig, places: Settings, threads: tuple[int, int, int]) -
         f"would start: 1 learner ({learner} threads, {alone} before the first update), {config.rollout.workers} "
         f"rollout workers ({worker} threads, {config.rollout.slots} slots each), 1 evaluator\n"
         f"{config.algorithm.name}: {describe_objective(resolve(config), config.algorithm)}\n"
-        f"ledger {ledger} · objects {places.object_store} · MLflow {places.tracking_uri} · "
-        f"Prefect {places.prefect_api_url or 'a local server for the lifetime of the command'}"
+        f"ledger {ledger} · objects {places.object_store} · MLflow {without_password(places.tracking_uri)} · "
+        f"Prefect {without_password(places.prefect_api_url or 'a local server for the lifetime of the command')}"
     )
 
 
 def open_ledger(places: Settings) -> Ledger:
-    """The ledger of this installation."""
-    return Ledger(places.database_url)
+    """The ledger of this installation; one that cannot be reached is said to be within seconds."""
+    return Ledger(places.database_url, first_contact_s=FIRST_CONTACT_S)
+
+
+def open_objects(places: Settings) -> ObjectStore:
+    """The object store of this installation; one that cannot be reached is said to be within seconds."""
+    objects = ObjectStore.from_settings(places)
+    objects.meet()
+    return objects
+
+
+def warn(text: str) -> None:
+    """Tell a person what goes on all the same."""
+    sys.stderr.write(f"warning: {text}\n")
 
 
 def print_json(value: Any) -> None:
@@ -307,7 +353,7 @@ def main() -> NoReturn:
     except (ConfigError, SettingsError, UnknownRun) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
-    except (LedgerError, ObjectStoreError, ServiceFailed) as error:
+    except WORK_FAILED as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)
     sys.exit(0)

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from flows.links import places
 from infra.ledger import EvaluationRecord, Ledger, UpdateRow
 from infra.settings import Settings
 from sao_core.trajectory import Purpose
@@ -19,7 +20,6 @@ from sao_core.trajectory import Purpose
 REFRESH_S = 0.5
 PLAIN_STATE_EVERY_S = 5.0
 """Without a terminal a stage says how far it is this often; every update still has its line."""
-LOCAL_MLFLOW = "http://127.0.0.1:5000"
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -142,21 +142,32 @@ def evaluation_table(evaluations: list[EvaluationRecord]) -> Table:
     table.add_column("prompts")
     for heading in ("sampled, start", "sampled, end", "greedy, start", "greedy, end"):
         table.add_column(heading, justify="right")
+    for label, cells in evaluation_rows(first, last):
+        style = "bold" if label == "all" else ""
+        table.add_row(label, *("–" if c is None else f"{c:.3f}" for c in cells), style=style)
+    return table
+
+
+def evaluation_rows(first: EvaluationRecord, last: EvaluationRecord) -> list[tuple[str, list[float | None]]]:
+    """Mean reward of all prompts, then by difficulty: sampled in ``first`` and ``last``, greedy in both."""
     prefix = f"eval/{last.suite}/"
     difficulties = sorted(
         key.removeprefix(f"{prefix}difficulty_").removesuffix("/reward_mean")
         for key in last.metrics
         if key.startswith(f"{prefix}difficulty_") and key.endswith("/reward_mean")
     )
-    for label, part in [("all", ""), *((f"difficulty {d}", f"difficulty_{d}/") for d in difficulties)]:
-        cells = [
-            evaluation.metrics.get(f"{prefix}{part}{name}")
-            for name in ("reward_mean", "greedy_reward_mean")
-            for evaluation in (first, last)
-        ]
-        style = "bold" if label == "all" else ""
-        table.add_row(label, *("–" if c is None else f"{c:.3f}" for c in cells), style=style)
-    return table
+    parts = [("all", ""), *((f"difficulty {d}", f"difficulty_{d}/") for d in difficulties)]
+    return [
+        (
+            label,
+            [
+                evaluation.metrics.get(f"{prefix}{part}{name}")
+                for name in ("reward_mean", "greedy_reward_mean")
+                for evaluation in (first, last)
+            ],
+        )
+        for label, part in parts
+    ]
 
 
 def print_result(ledger: Ledger, settings: Settings, run_id: str, console: Console) -> None:
@@ -174,11 +185,7 @@ def print_result(ledger: Ledger, settings: Settings, run_id: str, console: Conso
 def links(ledger: Ledger, settings: Settings, run_id: str) -> str:
     """Where a run's parts are, as lines of text."""
     run = ledger.run(run_id)
-    lines = [f"trajectories  {settings.object_store}/runs/{run_id}/trajectories"]
-    if run.mlflow_run_id:
-        server = settings.tracking_uri.rstrip("/") if settings.tracking_uri.startswith("http") else LOCAL_MLFLOW
-        lines.append(f"MLflow run    {server}/#/runs/{run.mlflow_run_id}")
-        if server == LOCAL_MLFLOW:
-            lines.append(f"              after: mlflow server --port 5000 --backend-store-uri {settings.tracking_uri}")
-    lines.append(f"logs          {settings.logs(run_id)}")
-    return "\n".join(lines)
+    found = places(settings, run)
+    if run.mlflow_run_id and "MLflow run" not in found:
+        found["MLflow run"] = f"{run.mlflow_run_id}; `sao up` serves the pages"
+    return "\n".join(f"{name:<18}{address}" for name, address in found.items())

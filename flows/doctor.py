@@ -1,24 +1,26 @@
-"""Checks that `sao doctor` makes: what is installed, what is reachable, what would fail."""
+"""Checks that `sao doctor` makes: what is installed, what is reachable, what would fail.
+
+Places are asked as their clients ask (:mod:`infra.reach`), so the same checks serve as health checks of containers.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import httpx
-
-from infra.ledger import Ledger
-from infra.objects import ObjectStore
-from infra.settings import Settings
+from infra import reach
+from infra.services import WORK_POOL
+from infra.settings import Logins, Settings
+from sao_core.config import ConfigError
 
 PACKAGES = ("torch", "transformers", "deepspeed", "prefect", "mlflow", "sqlalchemy", "s3fs", "pyarrow")
 LEAST_FREE_BYTES = 2 * 1024**3
-TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -34,32 +36,45 @@ class Check:
         return asdict(self)
 
 
-def examine(places: Settings) -> list[Check]:
-    """Make every check; none of them raises."""
-    return [
-        Check("python", sys.version_info >= (3, 11), sys.version.split()[0]),
-        *(_package(name) for name in PACKAGES),
-        Check("cores", True, str(len(os.sched_getaffinity(0)))),
-        _look("state folder", lambda: _disk(places)),
-        _look("ledger", lambda: _ledger(places)),
-        _look("object store", lambda: _objects(places)),
-        _look("Prefect", lambda: _prefect(places)),
-        _look("MLflow", lambda: _mlflow(places)),
-    ]
+def examine(places: Settings, only: Iterable[str] = ()) -> list[Check]:
+    """Make every check, or those of the groups named (`ledger`, `object-store`, …); none of them raises.
+
+    Raises:
+        ConfigError: there is no group of that name.
+    """
+    groups = _groups(places, Logins.from_environment())
+    served = places.prefect_api_url is not None
+    chosen = list(only) or [name for name in groups if served or name not in ("prefect-services", "workers")]
+    unknown = [name for name in chosen if name not in groups]
+    if unknown:
+        raise ConfigError(f"there is no check {', '.join(unknown)}; there are: {', '.join(groups)}")
+    return [_look(name, check) for group in chosen for name, check in groups[group].items()]
+
+
+def _groups(places: Settings, logins: Logins) -> dict[str, dict[str, Callable[[], str]]]:
+    """By the name for `--only`: what is looked at, by its name for people."""
+    packages = {name: partial(version, name) for name in PACKAGES}
+    return {
+        "python": {"python": lambda: sys.version.split()[0], **packages},
+        "cores": {"cores": lambda: str(len(os.sched_getaffinity(0)))},
+        "state-folder": {"state folder": lambda: _disk(places)},
+        "ledger": {"ledger": lambda: reach.ledger(places)},
+        "object-store": {"object store": lambda: reach.objects(places)},
+        "prefect": {"Prefect": lambda: reach.prefect(places, logins)},
+        "prefect-services": {"Prefect services": lambda: reach.events(places, logins)},
+        "workers": {"Prefect workers": lambda: reach.workers(places, logins, WORK_POOL)},
+        "mlflow": {"MLflow": lambda: reach.mlflow(places, logins)},
+    }
 
 
 def _look(name: str, check: Callable[[], str]) -> Check:
     try:
         return Check(name, True, check())
-    except Exception as error:
-        return Check(name, False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-
-
-def _package(name: str) -> Check:
-    try:
-        return Check(name, True, version(name))
     except PackageNotFoundError:
         return Check(name, False, "not installed")
+    except Exception as error:
+        kind = "" if isinstance(error, reach.EXPECTED) else f"{type(error).__name__}: "
+        return Check(name, False, f"{kind}{' '.join(str(error).split())[:500]}")
 
 
 def _disk(places: Settings) -> str:
@@ -68,33 +83,3 @@ def _disk(places: Settings) -> str:
     if free < LEAST_FREE_BYTES:
         raise OSError(f"only {free / 1024**3:.1f} GiB free in {places.home}; make room or set SAO_HOME")
     return f"{places.home}, {free / 1024**3:.0f} GiB free"
-
-
-def _ledger(places: Settings) -> str:
-    ledger = Ledger(places.database_url)
-    return f"{len(ledger.runs())} runs in {ledger.label}"
-
-
-def _objects(places: Settings) -> str:
-    store = ObjectStore.from_settings(places)
-    store.put("doctor/probe", b"probe")
-    if store.get("doctor/probe") != b"probe":
-        raise OSError(f"{places.object_store} gave back something else than was put")
-    store.delete("doctor/probe")
-    return f"{places.object_store}, writable"
-
-
-def _prefect(places: Settings) -> str:
-    if places.prefect_api_url is None:
-        return "a local server is started for the lifetime of a command"
-    httpx.get(f"{places.prefect_api_url.rstrip('/')}/health", timeout=TIMEOUT_S).raise_for_status()
-    return places.prefect_api_url
-
-
-def _mlflow(places: Settings) -> str:
-    if not places.tracking_uri.startswith("http"):
-        return places.tracking_uri
-    # Not /health: it answers 200 to a Host header that the API refuses.
-    url = f"{places.tracking_uri.rstrip('/')}/api/2.0/mlflow/experiments/search"
-    httpx.post(url, json={"max_results": 1}, timeout=TIMEOUT_S).raise_for_status()
-    return places.tracking_uri

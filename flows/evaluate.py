@@ -12,14 +12,19 @@ from tasks.prepare import prepare_policy
 from tasks.report import report
 
 
-@flow(name="evaluate", flow_run_name="evaluate {run_id}")
-def evaluate(config: TrainConfig, run_id: str) -> State:
-    """Evaluate `model.path` as it is; every answer is stored like a trajectory."""
+@flow(name="evaluate")
+def evaluate(config: TrainConfig, run_id: str | None = None) -> State:
+    """Evaluate `model.path` as it is; every answer is stored like a trajectory.
+
+    Args:
+        config: The model and the tasks; of the rest, what concerns rollouts and evaluation.
+        run_id: A name for the run; leave it empty for one by recipe and time.
+    """
     as_it_is = config.warm_start.model_copy(update={"enabled": False})
     return prepare_and_evaluate(config.model_copy(update={"warm_start": as_it_is}), run_id)
 
 
-def prepare_and_evaluate(config: TrainConfig, run_id: str) -> State:
+def prepare_and_evaluate(config: TrainConfig, run_id: str | None = None) -> State:
     """Publish the policy that ``config`` starts from as version 0 of the run, and evaluate it; nothing is updated."""
     with supervised(config, run_id) as supervision:
         run = supervision.run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from infra.checkpoints import CheckpointStore
-from infra.ledger import CheckpointRecord, Ledger
+from infra.checkpoints import CheckpointStore, find_checkpoint
+from infra.ledger import Ledger
 from infra.objects import ObjectStore
 from infra.settings import Settings
 from sao_core.config import ConfigError
@@ -43,16 +43,6 @@ def export_run(ledger: Ledger, places: Settings, run_id: str, folder: Path, chec
         folder.rmdir()
     draft.rename(folder)
     return step
-
-
-def find_checkpoint(ledger: Ledger, run_id: str, checkpoint: str) -> CheckpointRecord:
-    """The surviving checkpoint of this name or step; raises :class:`ConfigError` that lists what there is."""
-    records = ledger.checkpoints(run_id)
-    for record in records:
-        if checkpoint in (record.name, str(record.step)):
-            return record
-    known = ", ".join(str(r.step) if r.name is None else f"{r.step} ({r.name})" for r in records) or "none yet"
-    raise ConfigError(f"run {run_id} has no checkpoint `{checkpoint}`; there are: {known}")
 
 
 def keep_checkpoint(ledger: Ledger, run_id: str, name: str, step: int | None, *, release: bool) -> int:

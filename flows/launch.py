@@ -25,22 +25,8 @@ from infra.settings import Settings
 from infra.training_run import CONFIG_ERROR
 from sao_core.algorithms import describe_objective, resolve
 from sao_core.config import TrainConfig
-from sao_core.environments import base as environments
-from sao_core.models.folder import check_model_folder
 
 DRAIN_S = 3.0
-
-
-def preflight(config: TrainConfig, *, resuming: bool = False) -> None:
-    """Check what can be checked before anything is made; raises ConfigError with one line.
-
-    A run that is resumed has its weights in a checkpoint and may have outlived the folder that it began with.
-    """
-    if not resuming:
-        check_model_folder(config.model.path)
-    environment = environments.get(config.environment.name)
-    options = environment.parse_options(config.environment.options)
-    environment.tasks(options, config.seed).evaluation_keys(1)
 
 
 def train_here(config: TrainConfig, settings: Settings, run_id: str, console: Console) -> NoReturn:

@@ -10,9 +10,14 @@ from sao_core.config import TrainConfig
 from tasks.prepare import prepare_policy, pretrain_value
 
 
-@flow(name="pretrain-value", flow_run_name="pretrain value {run_id}")
-def pretrain_value_model(config: TrainConfig, run_id: str) -> State:
-    """Train the critic on rollouts of the initial policy; `sao export` then gives both, `--resume` trains on."""
+@flow(name="pretrain-value")
+def pretrain_value_model(config: TrainConfig, run_id: str | None = None) -> State:
+    """Train the critic on rollouts of the initial policy; `sao export` then gives both, `--resume` trains on.
+
+    Args:
+        config: The model, the tasks and the critic.
+        run_id: A name for the run; leave it empty for one by recipe and time.
+    """
     with supervised(config, run_id) as supervision:
         run = supervision.run
         prepare_policy(run)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from prefect import flow
 from prefect.client.schemas.objects import State
 
+from flows.recipes import override_config
 from flows.supervision import supervised
+from infra.ledger import Ledger
+from infra.settings import Settings
 from infra.training_run import TrainingRun
 from sao_core.config import TrainConfig
 from tasks.evaluate import finish_evaluations, request_evaluation
@@ -14,9 +17,14 @@ from tasks.report import report
 from tasks.update import update
 
 
-@flow(name="train", flow_run_name="train {run_id}")
-def train(config: TrainConfig, run_id: str) -> State:
-    """Train an agent policy with SAO, or resume the run of this name from its newest checkpoint."""
+@flow(name="train")
+def train(config: TrainConfig, run_id: str | None = None) -> State:
+    """Train an agent policy with SAO.
+
+    Args:
+        config: What to train, on what, and how.
+        run_id: A name for the run; leave it empty for one by recipe and time. To go on with a run, use `resume`.
+    """
     with supervised(config, run_id) as supervision:
         run = supervision.run
         ready = prepare_policy(run)
@@ -38,3 +46,16 @@ def update_loop(run: TrainingRun, first: int) -> None:
         update(run, step)
         if step == last or (every and step % every == 0):
             request_evaluation(run, step)
+
+
+@flow(name="resume")
+def resume(run_id: str, changes: list[str] = []) -> State:  # noqa: B006  Prefect shows the default in its form
+    """Go on with a run from its newest checkpoint, after it was cancelled, failed or interrupted.
+
+    Args:
+        run_id: The run, as `sao runs` lists it.
+        changes: Settings to change, e.g. `learner.updates=160`; what may change is pace, learning rates and counts.
+    """
+    stored = Ledger(Settings.from_environment().database_url).run(run_id).config
+    state: State = train.fn(override_config(stored, changes), run_id)
+    return state

@@ -15,6 +15,7 @@ from pathlib import Path
 from infra.ledger import CheckpointRecord, Ledger
 from infra.manifest import CorruptFolder, attempt_key, delete_folder, fetch_folder, put_folder
 from infra.objects import ObjectStore
+from sao_core.config import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -104,3 +105,18 @@ class CheckpointStore:
             delete_folder(self._objects, replaced)
         for record in self._ledger.remove_checkpoints(self._run_id, self._keep, attempt=self._attempt):
             delete_folder(self._objects, record.object_key)
+
+
+def find_checkpoint(ledger: Ledger, run_id: str, checkpoint: str | None) -> CheckpointRecord:
+    """The surviving checkpoint of this name or step, None: the newest.
+
+    Raises:
+        ConfigError: there is none; the message lists what there is.
+    """
+    records = ledger.checkpoints(run_id)
+    for record in records:
+        if checkpoint is None or checkpoint in (record.name, str(record.step)):
+            return record
+    known = ", ".join(str(r.step) if r.name is None else f"{r.step} ({r.name})" for r in records) or "none yet"
+    wanted = "checkpoint" if checkpoint is None else f"checkpoint `{checkpoint}`"
+    raise ConfigError(f"run {run_id} has no {wanted}; there are: {known}")

@@ -16,13 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 
 POLL_S = 0.25
-STOP_GRACE_S = 8.0
-"""A service that has not left by then is killed with its group."""
 
 
-def keep(lock_file: Path, port_file: Path, command: list[str]) -> None:
+def keep(lock_file: Path, port_file: Path, stop_grace_s: float, command: list[str]) -> None:
     """Run ``command`` in a session of its own until nobody holds ``lock_file``; removes ``port_file`` first.
 
+    A service that has not left ``stop_grace_s`` after SIGTERM is killed with its group.
     The lock is held until the service is gone: who wants to start the next one waits for that.
     """
     asked_to_stop = False
@@ -43,7 +42,7 @@ def keep(lock_file: Path, port_file: Path, command: list[str]) -> None:
                 time.sleep(POLL_S)
         port_file.unlink(missing_ok=True)
         service.terminate()
-        deadline = time.monotonic() + STOP_GRACE_S
+        deadline = time.monotonic() + stop_grace_s
         while service.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         with suppress(ProcessLookupError):
@@ -52,4 +51,4 @@ def keep(lock_file: Path, port_file: Path, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    keep(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])

@@ -10,12 +10,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.objects import ObjectMissing, ObjectStore
+from infra.objects import Corrupt, ObjectMissing, ObjectStore
 
 MANIFEST = "manifest.json"
 
 
-class CorruptFolder(RuntimeError):
+class CorruptFolder(Corrupt):
     """A stored folder that is incomplete or damaged; the message names path and hash."""
 
 

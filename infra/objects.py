@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
+from infra import refusals
 from infra.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,20 @@ class ObjectStoreError(RuntimeError):
     """The store could not do it; the message names the key."""
 
 
+class Corrupt(RuntimeError):
+    """What is stored is not what was written; the message names where it is, and its hash."""
+
+
 class ObjectMissing(ObjectStoreError):
     """There is no object of this key."""
+
+
+class StoreRefused(ObjectStoreError):
+    """The store answers and does not let us in, or has no such bucket: waiting does not help."""
+
+
+class BucketMissing(StoreRefused):
+    """The store has no bucket of this name."""
 
 
 class StoreFull(ObjectStoreError):
@@ -78,6 +91,10 @@ class ObjectStore:
         """The store of an installation."""
         return cls(settings.object_store, endpoint_url=settings.s3_endpoint_url)
 
+    @property
+    def _bucket(self) -> str:
+        return self._root.partition("/")[0]
+
     @cached_property
     def _files(self) -> Any:
         if self.is_folder:
@@ -93,6 +110,27 @@ class ObjectStore:
         from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
 
         return (OSError, BotoCoreError, ClientError)  # the last: an answer that breaks off while it is read
+
+    def meet(self) -> None:
+        """Make sure that the store answers and lets us in, for a person who waits and may have mistyped something.
+
+        Raises:
+            StoreRefused: wrong key, no right to use it, no such bucket.
+            ObjectStoreError: it does not answer; said after some 6 s.
+        """
+        if not self.is_folder:
+            # A listing is answered with a reason, where a question for one object is refused without a word.
+            self._call("", lambda: self._files.call_s3("list_objects_v2", Bucket=self._bucket, MaxKeys=1), patience_s=0)
+
+    def make_bucket(self) -> bool:
+        """Create the bucket if there is none; whether it was created. A folder needs none."""
+        try:
+            self.meet()
+        except BucketMissing:
+            with suppress(FileExistsError):  # by somebody else, at this moment
+                self._call("", lambda: self._files.mkdir(self._bucket))
+            return True
+        return False
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """Store ``data`` whole under ``key``; an object that was there is replaced.
@@ -151,8 +189,10 @@ class ObjectStore:
         return Path(self._path(key)) if self.is_folder else None
 
     def exists(self, key: str) -> bool:
-        """Whether there is an object of this key."""
-        return bool(self._call(key, lambda: self._files.isfile(self._path(key))))
+        """Whether there is an object of this key; a store that does not answer raises, as everywhere."""
+        with suppress(ObjectMissing):
+            return bool(self._call(key, lambda: self._files.info(self._path(key))["type"] == "file"))
+        return False
 
     def size(self, key: str) -> int:
         """Length of an object in bytes."""
@@ -221,24 +261,35 @@ class ObjectStore:
 
         self._call(key, put)
 
-    def _call(self, key: str, work: Callable[[], T]) -> T:
-        deadline = time.monotonic() + (0.0 if self.is_folder else self.patience_s)
+    def _call(self, key: str, work: Callable[[], T], patience_s: float | None = None) -> T:
+        patience_s = self.patience_s if patience_s is None else patience_s
+        deadline = time.monotonic() + (0.0 if self.is_folder else patience_s)
         delay = 0.2
         while True:
             try:
                 return work()
-            except FileNotFoundError as error:
-                raise ObjectMissing(f"{self.url} has no object {key}") from error
             except self._refusals as error:
+                refused = refusals.of_store(error, self.url, self._endpoint_url)
+                if refused is not None:
+                    missing = refusals.store_code(error) == "NoSuchBucket"
+                    raise (BucketMissing if missing else StoreRefused)(refused) from error
+                if isinstance(error, FileNotFoundError):
+                    raise ObjectMissing(f"{self.url} has no object {key}") from error
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise StoreFull(
                         f"no space left for {key} in {self.url}: what is stored is intact; make room and resume"
                     ) from error
-                if isinstance(error, PermissionError) or time.monotonic() + delay > deadline:
-                    raise ObjectStoreError(f"{self.url}: {key}: {error}") from error
+                if time.monotonic() + delay > deadline:
+                    raise ObjectStoreError(self._failure(key, error)) from error
                 logger.warning("object store: %s: %s; trying again", key, error)
                 time.sleep(delay)
                 delay = min(2 * delay, 5.0)
+
+    def _failure(self, key: str, error: Exception) -> str:
+        if self.is_folder:
+            return f"{self.url}: {key}: {error}"
+        where, what = refusals.place(self.url, self._endpoint_url), f"{key}: {error}" if key else error
+        return f"the object store {where} cannot be used ({what}): is it running, and is AWS_ENDPOINT_URL right?"
 
 
 def is_temporary(key: str) -> bool:

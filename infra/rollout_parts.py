@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.ledger import PartRow
-from infra.objects import ObjectMissing, ObjectStore
+from infra.objects import Corrupt, ObjectMissing, ObjectStore
 from infra.trajectory_format import decode, encode
 from sao_core.rollout.parts import RolloutPart
 
 _NOTE = "rollout_part"
 
 
-class CorruptPart(RuntimeError):
+class CorruptPart(Corrupt):
     """A stored part that cannot be read as it was written; the message names key and hash."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -32,6 +32,14 @@ class Settings:
     """`PREFECT_API_URL`; None: a local server is started for the lifetime of a command."""
     s3_endpoint_url: str | None = None
     """`AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL`; credentials and region stay with the usual AWS variables."""
+    prefect_pages: str | None = None
+    """`SAO_PREFECT_PAGES`: where browsers see Prefect, if that is not where `PREFECT_API_URL` is (containers)."""
+    mlflow_pages: str | None = None
+    """`SAO_MLFLOW_PAGES`: where browsers see MLflow, if that is not where `MLFLOW_TRACKING_URI` is."""
+    prefect_port: int = 4200
+    """`SAO_PREFECT_PORT`: where `sao up` serves Prefect."""
+    mlflow_port: int = 5000
+    """`SAO_MLFLOW_PORT`: where `sao up` serves MLflow."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, directory: Path | None = None) -> Settings:
@@ -50,12 +58,34 @@ class Settings:
             tracking_uri=env.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}",
             prefect_api_url=env.get("PREFECT_API_URL") or None,
             s3_endpoint_url=env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or None,
+            prefect_pages=(env.get("SAO_PREFECT_PAGES") or "").rstrip("/") or None,
+            mlflow_pages=(env.get("SAO_MLFLOW_PAGES") or "").rstrip("/") or None,
+            prefect_port=_port(env, "SAO_PREFECT_PORT", cls.prefect_port),
+            mlflow_port=_port(env, "SAO_MLFLOW_PORT", cls.mlflow_port),
         )
 
+    def as_environment(self) -> dict[str, str]:
+        """The variables from which another process, in whatever directory, reads these places again."""
+        variables = {
+            "SAO_HOME": str(self.home),
+            "SAO_DATABASE_URL": self.database_url,
+            "SAO_OBJECT_STORE": self.object_store,
+            "MLFLOW_TRACKING_URI": self.tracking_uri,
+            "SAO_PREFECT_PORT": str(self.prefect_port),
+            "SAO_MLFLOW_PORT": str(self.mlflow_port),
+        }
+        optional = {
+            "AWS_ENDPOINT_URL_S3": self.s3_endpoint_url,
+            "PREFECT_API_URL": self.prefect_api_url,
+            "SAO_PREFECT_PAGES": self.prefect_pages,
+            "SAO_MLFLOW_PAGES": self.mlflow_pages,
+        }
+        return variables | {name: value for name, value in optional.items() if value is not None}
+
     @property
-    def artifacts(self) -> Path:
-        """Where MLflow keeps files when its store is local."""
-        return self.home / "artifacts"
+    def artifacts(self) -> str:
+        """Where MLflow keeps the files of runs: a room of the object store, as a folder or `s3://…`."""
+        return f"{self.object_store}/artifacts"
 
     @property
     def cache(self) -> Path:
@@ -75,6 +105,37 @@ class Settings:
     def logs(self, run_id: str) -> Path:
         """The folder of a run's log files, one per child process."""
         return self.home / "logs" / run_id
+
+
+@dataclass(frozen=True)
+class Logins:
+    """What the servers ask for; apart from `Settings`, which is printed and handed around. For checks only: the
+    libraries of Prefect and MLflow read the same variables themselves."""
+
+    prefect: str | None = field(default=None, repr=False)
+    """`PREFECT_API_AUTH_STRING`: user:password."""
+    mlflow: str | None = field(default=None, repr=False)
+    """`MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD` as user:password."""
+    mlflow_token: str | None = field(default=None, repr=False)
+    """`MLFLOW_TRACKING_TOKEN`."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Logins:
+        """Read the variables (default: this process's)."""
+        env = os.environ if environ is None else environ
+        user, password = env.get("MLFLOW_TRACKING_USERNAME"), env.get("MLFLOW_TRACKING_PASSWORD")
+        return cls(
+            prefect=env.get("PREFECT_API_AUTH_STRING") or None,
+            mlflow=f"{user}:{password or ''}" if user else None,
+            mlflow_token=env.get("MLFLOW_TRACKING_TOKEN") or None,
+        )
+
+
+def _port(env: Mapping[str, str], name: str, default: int) -> int:
+    value = env.get(name) or str(default)
+    if not value.isdecimal() or not 0 < int(value) < 65536:
+        raise SettingsError(f"{name} must be a port from 1 to 65535: got {value}")
+    return int(value)
 
 
 def _database_url(value: str | None, home: Path) -> str:

@@ -54,7 +54,7 @@ def cpu_threads(config: TrainConfig) -> tuple[int, int, int]:
 
 
 class TrainingRun:
-    """Opens (or creates) a run and holds its children until :meth:`close`."""
+    """Holds the children of a run until :meth:`close`; ``model`` is the folder behind ``model.path``, if it differs."""
 
     def __init__(
         self,
@@ -64,12 +64,14 @@ class TrainingRun:
         run_id: str,
         attempt: int,
         say: Callable[[str], None],
+        model: str | None = None,
     ) -> None:
         self.config = config
         self.settings = settings
         self.run_id = run_id
         self.attempt = attempt
         self.say = say
+        self._model = config.model.path if model is None else model
         self.ledger = ledger
         self.algorithm = resolve(config)
         self.issuer = PromptIssuer(self.ledger, run_id, config)
@@ -78,6 +80,8 @@ class TrainingRun:
         self.tracker = Tracker(self.ledger, run_id, settings, config) if config.tracking.enabled else None
         self._stop_reason: str | None = None
         self._stop = threading.Event()
+        self._closed = threading.Event()
+        self.paused = False
         self._last_news = time.monotonic()
         self._last_look = 0.0
         self._seen: object = None
@@ -86,11 +90,12 @@ class TrainingRun:
     def start(self) -> None:
         """Start learner, evaluator and rollout workers; returns before they are up."""
         alone, beside_workers, per_worker = cpu_threads(self.config)
+        config = self.config.model_copy(update={"model": self.config.model.model_copy(update={"path": self._model})})
         common = {
             "run_id": self.run_id,
             "attempt": self.attempt,
             "settings": asdict(self.settings),
-            "config": self.config.model_dump(mode="json"),
+            "config": config.model_dump(mode="json"),
         }
         learner = common | {"threads": (alone, beside_workers)}
         worker = common | {"threads": per_worker}
@@ -131,9 +136,19 @@ class TrainingRun:
             self.children.watch(timeout_s=poll_s)
             self.check()
 
-    def request_stop(self, reason: str) -> None:
-        """Ask the flow to stop at its next look; safe from any thread."""
-        self._stop_reason = self._stop_reason or reason
+    def watch(self, name: str) -> None:
+        """Return when the run has closed; to be called from a thread of its own.
+
+        Raises:
+            ChildFailed: this child failed.
+        """
+        self._closed.wait()
+        self.children.join(name)
+
+    def request_stop(self, reason: str, *, paused: bool = False) -> None:
+        """Ask the flow to stop at its next look, for good or to be resumed in the UI; safe from any thread."""
+        if not self._stop.is_set():
+            self._stop_reason, self.paused = reason, paused
         self._stop.set()
 
     @property
@@ -179,6 +194,7 @@ class TrainingRun:
             if LEARNER in killed:
                 self.say("the learner was killed before its checkpoint was complete; the last complete one stands")
         finally:
+            self._closed.set()
             self.ledger.set_status(self.run_id, status, error or "")
             if self.tracker is not None:
                 self.tracker.close(status)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.ledger import Ledger, PartState, TrajectoryRow
-from infra.objects import ObjectMissing, ObjectStore
+from infra.objects import Corrupt, ObjectMissing, ObjectStore
 from infra.rollout_parts import CorruptPart, read_parts, write_part
 from infra.trajectory_format import decode, encode, row_sha256
 from sao_core.protocols import Rollout, RolloutRequest
@@ -36,7 +36,7 @@ MAX_OBJECT_TOKENS = 2_000_000
 """Tokens in one object, unless a single rollout has more."""
 
 
-class CorruptObject(RuntimeError):
+class CorruptObject(Corrupt):
     """Stored trajectories that cannot be read as they were written; the message names key and hash."""
 
 

@@ -38,6 +38,8 @@ CHANGEABLE = frozenset(
         "asynchrony.watchdog_s",
         "evaluation.every",
         "tracking.enabled",
+        "tracking.study",
+        "tracking.traces",
     }
 )
 """Settings that a resume may change."""

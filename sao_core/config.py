@@ -30,16 +30,16 @@ class ConfigError(ValueError):
     """Input that cannot be run; the message is one line with the value and the way out."""
 
 
-def _in_declared_order(schema: dict[str, Any]) -> None:
-    """Forms sort fields by ``position``; give them the order of declaration."""
-    for position, field in enumerate(schema.get("properties", {}).values()):
-        field.setdefault("position", position)
+def _as_a_form(schema: dict[str, Any]) -> None:
+    """Forms sort fields by ``position`` and label them by ``title``: as declared, by the names that `--set` takes."""
+    for position, (name, field) in enumerate(schema.get("properties", {}).items()):
+        field.update(position=position, title=name)
 
 
 class Section(BaseModel):
     """Base of every group of settings: frozen, no unknown keys, fields in declared order."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_in_declared_order)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_as_a_form)
 
 
 class ModelConfig(Section):
@@ -262,6 +262,23 @@ class TrackingConfig(Section):
 
     enabled: bool = Field(True, description="Log the run to MLflow.")
     experiment: str | None = Field(None, description="Experiment name; empty takes the recipe's.")
+    study: str | None = Field(
+        None,
+        description="Name of the study that the run belongs to; its runs are grouped under one parent in MLflow.",
+    )
+    traces: int = Field(
+        3,
+        ge=0,
+        description="How many of the best and of the worst sampled rollouts of each evaluation are shown in MLflow, as "
+        "traces and pages; 0 shows none.",
+    )
+
+    @field_validator("study")
+    @classmethod
+    def _study_is_a_name(cls, value: str | None) -> str | None:
+        if value is not None and (not value.strip() or any(c in value for c in '"\n\0')):
+            raise ValueError(f"must be a plain name without double quotes: got {value!r}")
+        return value
 
 
 class TrainConfig(Section):

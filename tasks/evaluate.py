@@ -14,7 +14,7 @@ def request_evaluation(run: TrainingRun, step: int) -> None:
     run.evaluations.request(run.issuer)
 
 
-@task(name="finish evaluations", cache_policy=NO_CACHE)
+@task(name="finish evaluations", task_run_name="finish evaluations", cache_policy=NO_CACHE)
 def finish_evaluations(run: TrainingRun) -> None:
     """Wait for the evaluations that are still running."""
     run.wait(lambda: run.evaluations.collect() == 0, "waiting for the evaluations to end")

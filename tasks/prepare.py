@@ -10,7 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from infra.training_run import TrainingRun
 
 
-@task(name="prepare policy", cache_policy=NO_CACHE)
+@task(name="prepare policy", task_run_name="prepare policy", cache_policy=NO_CACHE)
 def prepare_policy(run: TrainingRun) -> dict[str, Any]:
     """Warm start and publish the first policy, or restore the newest checkpoint."""
     ready: dict[str, Any] = run.command("prepare")
@@ -18,7 +18,7 @@ def prepare_policy(run: TrainingRun) -> dict[str, Any]:
     return ready
 
 
-@task(name="pretrain value", cache_policy=NO_CACHE)
+@task(name="pretrain value", task_run_name="pretrain value", cache_policy=NO_CACHE)
 def pretrain_value(run: TrainingRun) -> dict[str, float]:
     """Have rollouts of the initial policy made, and train the critic on them."""
     run.issuer.value_pretraining()

@@ -35,37 +35,37 @@ STILL_CLOSING_S = 60.0
 """A flow of a run that ended less than this ago may be about to say so itself."""
 
 
-@task(name="expire leases", cache_policy=NO_CACHE)
+@task(name="expire leases", task_run_name="expire leases", cache_policy=NO_CACHE)
 def expire_leases(upkeep: Upkeep) -> list[Action]:
     """Take back leases that ran out."""
     return upkeep.expire_leases()
 
 
-@task(name="mark interrupted runs", cache_policy=NO_CACHE)
+@task(name="mark interrupted runs", task_run_name="mark interrupted runs", cache_policy=NO_CACHE)
 def mark_interrupted(upkeep: Upkeep) -> list[Action]:
     """Say of runs whose processes are gone that they were interrupted."""
     return upkeep.mark_interrupted()
 
 
-@task(name="remove what was superseded", cache_policy=NO_CACHE)
+@task(name="remove what was superseded", task_run_name="remove what was superseded", cache_policy=NO_CACHE)
 def remove_superseded(upkeep: Upkeep) -> list[Action]:
     """Remove policies and checkpoints that a rewind undid."""
     return upkeep.remove_superseded()
 
 
-@task(name="remove orphans", cache_policy=NO_CACHE)
+@task(name="remove orphans", task_run_name="remove orphans", cache_policy=NO_CACHE)
 def remove_orphans(upkeep: Upkeep) -> list[Action]:
     """Remove objects to which nothing refers."""
     return upkeep.remove_orphans()
 
 
-@task(name="remove local leftovers", cache_policy=NO_CACHE)
+@task(name="remove local leftovers", task_run_name="remove local leftovers", cache_policy=NO_CACHE)
 def remove_local(upkeep: Upkeep) -> list[Action]:
     """Remove scratch folders and downloads of runs that are not alive."""
     return upkeep.remove_local()
 
 
-@task(name="settle flow runs", cache_policy=NO_CACHE)
+@task(name="settle flow runs", task_run_name="settle flow runs", cache_policy=NO_CACHE)
 def settle_flow_runs(upkeep: Upkeep) -> list[Action]:
     """Set flow runs right that the Prefect server takes for running or crashed."""
     return settle(upkeep.ledger, dry_run=upkeep.dry_run)

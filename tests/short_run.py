@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import mlflow
 import psutil
@@ -76,9 +76,9 @@ class Home:
         stdout, stderr = process.communicate(timeout=timeout_s)
         return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, stdout: int | IO[str] = subprocess.PIPE) -> subprocess.Popen[str]:
         """Start `sao` here."""
-        return self._start("-m", "flows.cli", *arguments)
+        return self._start("-m", "flows.cli", *arguments, stdout=stdout)
 
     def python(self, *arguments: str, timeout_s: float = 280) -> subprocess.CompletedProcess[str]:
         """Run a script here, in the same environment."""
@@ -86,13 +86,13 @@ class Home:
         stdout, stderr = process.communicate(timeout=timeout_s)
         return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
-    def _start(self, *arguments: str) -> subprocess.Popen[str]:
+    def _start(self, *arguments: str, stdout: int | IO[str] = subprocess.PIPE) -> subprocess.Popen[str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("SAO_", "PREFECT_", "MLFLOW_", "AWS_"))}
         return subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.folder,
             env={**environment, "COLUMNS": "200", **self.variables},
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,

@@ -23,9 +23,11 @@ from infra.ledger.records import (
     EvaluationRecord,
     Fenced,
     LedgerError,
+    LedgerRefused,
     LedgerTooNew,
     NewPolicy,
     NewRequest,
+    Notable,
     PartRow,
     PartState,
     PolicyRecord,
@@ -53,9 +55,11 @@ __all__ = [
     "Fenced",
     "Ledger",
     "LedgerError",
+    "LedgerRefused",
     "LedgerTooNew",
     "NewPolicy",
     "NewRequest",
+    "Notable",
     "PartRow",
     "PartState",
     "PolicyRecord",
@@ -83,13 +87,16 @@ class Ledger(
 ):
     """The ledger at a database URL, migrated to this code's schema; safe to share between threads, not processes."""
 
-    def __init__(self, url: str, *, patience_s: float = 60.0) -> None:
+    def __init__(self, url: str, *, patience_s: float = 60.0, first_contact_s: float | None = None) -> None:
         """Open ``url`` (`sqlite:///…` or `postgresql://…`) and bring its schema up to date under a lock.
 
-        Operations wait up to ``patience_s`` for a database that is away, then raise :class:`LedgerError`.
+        Operations wait up to ``patience_s`` for a database that is away, then raise :class:`LedgerError`; to be opened
+        it is waited for ``first_contact_s`` (default: as long), for a person may have mistyped its address.
 
         Raises:
+            LedgerRefused: wrong password, no such database, no right to use it.
             LedgerTooNew: a newer version of this code wrote the database.
         """
-        super().__init__(url, patience_s=patience_s)
+        super().__init__(url, patience_s=patience_s if first_contact_s is None else first_contact_s)
         ensure_schema(self)
+        self.patience_s = patience_s

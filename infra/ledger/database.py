@@ -22,12 +22,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Double, Engine, create_engine, event, select
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from infra.ledger.records import LedgerError
+from infra import refusals
+from infra.ledger.records import LedgerError, LedgerRefused
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Database:
         self.patience_s = patience_s
         self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgres_engine(self.url)
         self._engines = {mode: self.engine.execution_options(mode=mode) for mode in Mode}
+        self._met = False
 
     @property
     def is_sqlite(self) -> bool:
@@ -89,7 +91,7 @@ class Database:
     @staticmethod
     def label_of(url: str) -> str:
         """A database URL without its password, for people."""
-        return make_url(url).render_as_string(hide_password=True)
+        return refusals.without_password(url)
 
     def close(self) -> None:
         """Give the connections back."""
@@ -103,6 +105,7 @@ class Database:
         """Run ``work`` in one transaction, again while the database is away (at most ``patience_s``).
 
         Raises:
+            LedgerRefused: the database does not let us in.
             LedgerError: the database is full, or stayed away.
         """
         deadline = time.monotonic() + self.patience_s
@@ -110,6 +113,7 @@ class Database:
         while True:
             try:
                 with self._turn(mode), self._engines[mode].begin() as connection:
+                    self._met = True
                     return work(connection)
             except DBAPIError as error:
                 if "disk is full" in str(error.orig) or getattr(error.orig, "sqlstate", None) == DISK_FULL:
@@ -117,15 +121,25 @@ class Database:
                         f"the disk of the ledger {self.label} is full: what is stored is intact; "
                         "make room and resume the run"
                     ) from error
+                self.raise_if_refused(error)
                 if not _passes(error):
                     raise
+                reason = str(error.orig).strip().partition("\n")[0]
                 if time.monotonic() + delay > deadline:
                     raise LedgerError(
-                        f"the ledger {self.label} could not be reached for {self.patience_s:.0f} s: {error.orig}"
+                        f"the ledger {self.label} could not be reached for {self.patience_s:.0f} s ({reason}): is the "
+                        "database running, and its address in SAO_DATABASE_URL right?"
                     ) from error
-                logger.warning("ledger %s: %s; trying again", self.label, str(error.orig).strip())
+                level = logging.WARNING if self._met else logging.INFO  # who opens it is told by the error
+                logger.log(level, "ledger %s: %s; trying again", self.label, reason)
                 time.sleep(delay)
                 delay = min(2 * delay, 2.0)
+
+    def raise_if_refused(self, error: DBAPIError) -> None:
+        """Raise :class:`LedgerRefused` for an error that waiting does not cure."""
+        refused = refusals.of_database(error.orig or error, self.label)
+        if refused is not None:
+            raise LedgerRefused(refused) from error
 
     @property
     def _lock_file(self) -> Path:
@@ -193,9 +207,15 @@ def ledger_url(url: str) -> URL:
     """Parse a database URL; `postgres://` and `postgresql://` mean psycopg.
 
     Raises:
-        LedgerError: neither SQLite in a file nor Postgres.
+        LedgerError: neither SQLite in a file nor Postgres, or no URL.
     """
-    parsed = make_url(url.replace("postgres://", "postgresql://", 1) if url.startswith("postgres://") else url)
+    try:
+        parsed = make_url(url.replace("postgres://", "postgresql://", 1) if url.startswith("postgres://") else url)
+    except (ValueError, ArgumentError):
+        raise LedgerError(
+            "SAO_DATABASE_URL is no URL of the form postgresql://user:password@host:port/database; write characters "
+            "such as / : @ in the password as %2F %3A %40, or leave it out and set PGPASSWORD"
+        ) from None  # the driver's own message quotes parts of the password
     backend = parsed.get_backend_name()
     if backend == "postgresql":
         return parsed.set(drivername="postgresql+psycopg")
@@ -205,7 +225,11 @@ def ledger_url(url: str) -> URL:
 
 
 def _sqlite_engine(url: URL) -> Engine:
-    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(str(url.database)).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerRefused(f"the ledger {url} needs the folder {folder}: {error.strerror}; set SAO_HOME") from error
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
 
     @event.listens_for(engine, "connect")
@@ -239,12 +263,15 @@ def _passes(error: DBAPIError) -> bool:
     if state is not None:
         return state.startswith(PASSING_STATES)
     message = str(error.orig)
-    return "database is locked" in message or "connection" in message.lower()
+    return any(part in message.lower() for part in ("database is locked", "connection", "resolve host"))
 
 
 @contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+    except PermissionError as error:
+        raise LedgerRefused(f"this user may not write {path}: {error.strerror}; set SAO_HOME") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

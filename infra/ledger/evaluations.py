@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
 from infra.ledger.database import Database, clock, reads, writes_durably
-from infra.ledger.records import EvaluationRecord
+from infra.ledger.history import pinned, trajectory_row
+from infra.ledger.records import EvaluationRecord, Notable, TrajectoryRow, TrajectoryState
 from infra.ledger.transitions import dump_metrics, insert_new, load_metrics
-from infra.models import Evaluation, EvaluationOrder
+from infra.models import Evaluation, EvaluationOrder, TrajectoryEntry
 
 
 class EvaluationLedger(Database):
@@ -66,3 +68,30 @@ class EvaluationLedger(Database):
             )
             for row in connection.execute(statement)
         ]
+
+    @reads
+    def notable_rollouts(self, connection: Connection, run_id: str, version: int, k: int) -> Notable:
+        """The ``k`` best, the ``k`` worst and a typical sampled rollout of a version's evaluation."""
+        entry = TrajectoryEntry
+        sampled = (
+            entry.run_id == run_id,
+            entry.request_number.in_(pinned(run_id, version)),
+            entry.state == TrajectoryState.KEPT,
+            entry.segment == 0,
+            ~entry.greedy,
+        )
+
+        def first(limit: int, *order: Any) -> list[TrajectoryRow]:
+            statement = select(entry.__table__).where(*sampled).order_by(*order, entry.request_number).limit(limit)
+            return [trajectory_row(row) for row in connection.execute(statement)]
+
+        best = first(k, entry.score.desc(), entry.num_action_tokens.desc())
+        taken = {row.trajectory_id for row in best}
+        # Nearly all may be among the best: look at twice as many.
+        worst = [row for row in first(2 * k, entry.score, entry.num_action_tokens) if row.trajectory_id not in taken]
+        mean = select(func.avg(entry.score), func.avg(entry.num_action_tokens)).where(*sampled)
+        score, length = connection.execute(mean).one()
+        if score is None:
+            return Notable((), (), None)
+        middle = first(1, func.abs(entry.score - float(score)), func.abs(entry.num_action_tokens - float(length)))
+        return Notable(tuple(best), tuple(worst[:k]), middle[0])

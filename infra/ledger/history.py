@@ -25,6 +25,20 @@ class TrajectoryHistory(Database):
         return None if row is None else trajectory_row(row)
 
     @reads
+    def rollout(self, connection: Connection, segment: TrajectoryRow) -> list[TrajectoryRow]:
+        """All segments of the rollout that one of them belongs to, in order."""
+        statement = (
+            select(TrajectoryEntry.__table__)
+            .where(
+                TrajectoryEntry.run_id == segment.run_id,
+                TrajectoryEntry.request_number == segment.request_number,
+                TrajectoryEntry.attempt == segment.attempt,
+            )
+            .order_by(TrajectoryEntry.segment)
+        )
+        return [trajectory_row(row) for row in connection.execute(statement)]
+
+    @reads
     def trajectories(
         self,
         connection: Connection,
@@ -41,7 +55,7 @@ class TrajectoryHistory(Database):
         if purpose is not None:
             where.append(TrajectoryEntry.purpose == purpose)
         if version is not None:
-            where.append(TrajectoryEntry.request_number.in_(_pinned(run_id, version)))
+            where.append(TrajectoryEntry.request_number.in_(pinned(run_id, version)))
         if states is not None:
             where.append(TrajectoryEntry.state.in_(tuple(states)))
         if step is not None:
@@ -57,7 +71,7 @@ class TrajectoryHistory(Database):
             select(TrajectoryEntry.__table__)
             .where(
                 TrajectoryEntry.run_id == run_id,
-                TrajectoryEntry.request_number.in_(_pinned(run_id, version)),
+                TrajectoryEntry.request_number.in_(pinned(run_id, version)),
                 TrajectoryEntry.state == TrajectoryState.KEPT,
             )
             .order_by(TrajectoryEntry.request_number, TrajectoryEntry.segment)
@@ -181,6 +195,21 @@ class TrajectoryHistory(Database):
                 table.setdefault(purpose, {})[state] = count
         return result
 
+    @reads
+    def lost_rollouts(self, connection: Connection, run_id: str) -> dict[str, int]:
+        """Why rollouts were of no use to any update → how many: rejected trajectories, and attempts that failed."""
+        rejected = select(TrajectoryEntry.reject_reason, func.count()).where(
+            TrajectoryEntry.run_id == run_id,
+            TrajectoryEntry.state == TrajectoryState.REJECTED,
+            TrajectoryEntry.segment == 0,
+        )
+        failed = select(FailedAttempt.reason, func.count()).where(FailedAttempt.run_id == run_id)
+        lost: dict[str, int] = {}
+        for statement in (rejected.group_by(TrajectoryEntry.reject_reason), failed.group_by(FailedAttempt.reason)):
+            for reason, count in connection.execute(statement):
+                lost[reason or "no reason recorded"] = lost.get(reason or "no reason recorded", 0) + count
+        return dict(sorted(lost.items(), key=lambda item: -item[1]))
+
 
 def trajectory_row(row: Row[Any]) -> TrajectoryRow:
     """A row of the table as the record of it."""
@@ -216,7 +245,8 @@ def trajectory_row(row: Row[Any]) -> TrajectoryRow:
     )
 
 
-def _pinned(run_id: str, version: int) -> Select[int]:
+def pinned(run_id: str, version: int) -> Select[int]:
+    """The numbers of the requests that pin a policy version: its evaluation."""
     return select(Request.number).where(Request.run_id == run_id, Request.policy_version == version)
 
 

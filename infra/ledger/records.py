@@ -20,6 +20,10 @@ class LedgerError(RuntimeError):
     """The ledger refused: the message names the run, the rule and the way out."""
 
 
+class LedgerRefused(LedgerError):
+    """The database answers and does not let us in, or cannot be opened: waiting does not help."""
+
+
 class UnknownRun(LedgerError):
     """No run of that id."""
 
@@ -170,6 +174,18 @@ class TrajectoryRow:
             version_max=trajectory.version_max,
             greedy=trajectory.sampling.greedy,
         )
+
+
+@dataclass(frozen=True)
+class Notable:
+    """Rollouts of an evaluation that are worth a look: sampled ones, the first segment of each."""
+
+    best: tuple[TrajectoryRow, ...]
+    """Highest score first; of equal ones the longest."""
+    worst: tuple[TrajectoryRow, ...]
+    """Lowest score first; of equal ones the shortest. None is among the best too."""
+    typical: TrajectoryRow | None
+    """The one whose score, then length, is closest to the mean; None without any rollout."""
 
 
 class PartState(StrEnum):

@@ -116,6 +116,14 @@ class RunLedger(Database):
         """Whether there is a run of that id."""
         return connection.execute(select(Run.run_id).where(Run.run_id == run_id)).first() is not None
 
+    @reads
+    def run_of_flow_run(self, connection: Connection, prefect_flow_run_id: str | None) -> str | None:
+        """The run that this Prefect flow run last began or resumed, or None."""
+        if prefect_flow_run_id is None:
+            return None
+        statement = select(Run.run_id).where(Run.prefect_flow_run_id == prefect_flow_run_id)
+        return connection.execute(statement.order_by(Run.created_at.desc()).limit(1)).scalar_one_or_none()
+
     @writes_durably
     def set_stage_metrics(self, connection: Connection, run_id: str, stage: str, metrics: Mapping[str, float]) -> None:
         """Store what a finished stage before the update loop measured; done again, the new figures stand."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
+from sqlalchemy.exc import DBAPIError
 
 import infra
 from infra.ledger.database import Database, Mode
@@ -23,15 +24,20 @@ def ensure_schema(database: Database) -> None:
     """Migrate ``database`` to `HEAD` if it is behind.
 
     Raises:
+        LedgerRefused: this user may not create tables there.
         LedgerTooNew: its revision is unknown here.
     """
     if database.transact(_revision, Mode.READ) == HEAD:
         return
-    with database.migration_lock() as connection:
-        revision = _revision(connection)
-        connection.rollback()
-        if revision != HEAD:
-            _upgrade(connection, revision, database.label)
+    try:
+        with database.migration_lock() as connection:
+            revision = _revision(connection)
+            connection.rollback()
+            if revision != HEAD:
+                _upgrade(connection, revision, database.label)
+    except DBAPIError as error:
+        database.raise_if_refused(error)
+        raise
 
 
 def _revision(connection: Connection) -> str | None:

@@ -54,6 +54,7 @@ def test_warm_start_alone_publishes_and_evaluates_a_policy(home: Home, model: st
     assert [e.step for e in ledger.evaluations(run.run_id)] == [0]
 
 
+@pytest.mark.long
 def test_value_pretraining_alone_keeps_a_critic_as_checkpoint_0(home: Home, model: str):
     ledger, run = run_stage(home, "flows.pretrain_value:pretrain_value_model", model, "warm_start.enabled=false")
     assert ledger.stage_metrics(run.run_id)["value_pretraining"]["value_pretrain/rollouts"] > 0

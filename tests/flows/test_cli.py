@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from flows import cli
+from infra.manifest import CorruptFolder
+from infra.services import ServiceFailed
+
 
 def sao(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -116,3 +120,21 @@ def test_doctor_finds_this_machine_fit(tmp_path: Path) -> None:
     checks = {check["name"]: check for check in json.loads(done.stdout)}
     assert done.returncode == 0, done.stdout
     assert {"torch", "ledger", "object store", "Prefect", "MLflow"} <= set(checks)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [CorruptFolder("runs/r/policies/1-1/model.safetensors has sha256 ab"), ServiceFailed("port 4200 is taken")],
+    ids=["damaged storage", "a port in use"],
+)
+def test_work_that_fails_is_one_line_and_exit_code_1(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 1
+    assert capsys.readouterr().err == f"error: {error}\n"

@@ -1,8 +1,12 @@
 import io
+import json
+import os
+import subprocess
 
 from rich.console import Console
 
 from flows.display import LiveProgress, duration, headline, links, sparkline
+from flows.links import mlflow_page
 from infra.ledger import Ledger
 from infra.settings import Settings
 
@@ -32,15 +36,33 @@ def test_plain_lines_say_each_update_once(tmp_path):
     assert console.file.getvalue().splitlines() == ["starting"]
 
 
-def test_a_run_links_to_its_mlflow_page(tmp_path):
+def test_a_run_links_to_pages_that_answer_and_says_how_to_get_the_others(tmp_path):
     ledger = Ledger(places(tmp_path).database_url)
     ledger.create_run("r", "tiny", "sao", CONFIG)
-    ledger.set_run_links("r", mlflow_run_id="abc")
-    local = links(ledger, places(tmp_path), "r")
-    assert "http://127.0.0.1:5000/#/runs/abc" in local
-    assert "mlflow server --port 5000 --backend-store-uri sqlite:///" in local
-    remote = Settings.from_environment({"MLFLOW_TRACKING_URI": "http://mlflow:80/"}, directory=tmp_path)
-    assert "http://mlflow:80/#/runs/abc" in links(ledger, remote, "r")
+    ledger.set_run_links("r", mlflow_run_id="abc", prefect_flow_run_id="def")
+    alone = links(ledger, places(tmp_path), "r")
+    assert "abc; `sao up` serves the pages" in alone
+    assert "http" not in alone
+    _announce(tmp_path, "mlflow", 5001)
+    assert "http://127.0.0.1:5001/#/runs/abc" in links(ledger, places(tmp_path), "r")
+    variables = {"MLFLOW_TRACKING_URI": "http://mlflow:80/", "PREFECT_API_URL": "http://prefect:4200/api"}
+    remote = links(ledger, Settings.from_environment(variables, directory=tmp_path), "r")
+    assert "http://mlflow:80/#/runs/abc" in remote
+    assert "http://prefect:4200/runs/flow-run/def" in remote
+
+
+def test_a_server_that_is_gone_is_no_link(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    _announce(tmp_path, "mlflow", 5001, gone.pid)
+    assert mlflow_page(places(tmp_path)) is None
+
+
+def _announce(folder, name, port, pid=None):
+    """As a running service does."""
+    file = folder / ".sao" / "services" / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"port": port, "keeper_pid": pid or os.getpid()}))
 
 
 def test_the_headline_leaves_out_what_is_undefined():

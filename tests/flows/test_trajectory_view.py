@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flows.trajectory_view import print_trajectory, trajectory_json
+from flows.trajectory_view import print_trajectory
 from infra.ledger import Ledger, NewRequest
 from infra.objects import ObjectStore
 from infra.policy_store import PolicyStore
 from infra.rollout_parts import write_part
 from infra.settings import Settings
+from infra.viewer import trajectory_page, trajectory_view
 from sao_core.config import ConfigError
 from sao_core.models.tiny import build_tokenizer
 from sao_core.protocols import RolloutRequest
@@ -75,7 +76,7 @@ def lease(ledger: Ledger) -> list[RolloutRequest]:
 
 def shown(ledger: Ledger, places: Settings, trajectory_id: str) -> str:
     console = Console(force_terminal=False, width=200, file=io.StringIO())
-    print_trajectory(ledger, places, trajectory_id, console)
+    print_trajectory(trajectory_view(ledger, places, trajectory_id), console)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 
@@ -88,11 +89,18 @@ def test_parts_are_shown_as_one_unfinished_trajectory(places: Settings, state: s
     text = shown(ledger, places, "r-0-1-0")
     assert text.splitlines()[0] == f"r-0-1-0  train  unfinished (2 parts)  {state}  score 0.25"
     assert "calc: 1+2 " in text
-    found: dict[str, Any] = trajectory_json(ledger, places, "r-0-1-0")
+    found: dict[str, Any] = trajectory_view(ledger, places, "r-0-1-0")
     assert (found["state"], found["parts"], found["outcome"], found["score"]) == ("unfinished", 2, None, 0.25)
     assert [turn["role"] for turn in found["turns"]] == ["user", "assistant", "tool", "assistant"]
     assert "".join(token["text"] for token in found["tokens"]) == "find 1 plus 2calc: 1+2 3answer: 3"
     assert [token["reward"] for token in found["tokens"] if token["action"] and token["reward"]] == [0.25]
+
+
+def test_the_page_of_an_unfinished_trajectory_says_how_far_it_got(places: Settings) -> None:
+    page = trajectory_page(trajectory_view(Ledger(places.database_url), places, "r-0-1-0"))
+    assert "<li><b>unfinished</b> 2 parts, open</li>" in page
+    assert "answer: 3" in page
+    assert "were not kept" not in page
 
 
 def test_what_an_attempt_made_since_it_started_anew_is_shown(places: Settings) -> None:
@@ -110,4 +118,4 @@ def test_what_an_attempt_made_since_it_started_anew_is_shown(places: Settings) -
 @pytest.mark.parametrize("wrong", ["r-0-1-1", "r-0-2-0", "r-1-1-0", "x-0-1-0", "r", "r-0-1-zero"])
 def test_an_id_that_is_nowhere_is_refused(places: Settings, wrong: str) -> None:
     with pytest.raises(ConfigError, match=f"there is no trajectory '{wrong}'"):
-        trajectory_json(Ledger(places.database_url), places, wrong)
+        trajectory_view(Ledger(places.database_url), places, wrong)

@@ -25,7 +25,7 @@ from infra import services
 from infra.settings import Settings
 settings = Settings.from_environment({"SAO_HOME": sys.argv[1]})
 service = services._service(
-    "fake", settings, health="/", environment={}, defaults={}, unset=(),
+    "fake", settings, port=None, health="/", environment=lambda port: {}, defaults={}, unset=(),
     command=lambda port: [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port)],
 )
 print(service.url, flush=True)
@@ -38,14 +38,15 @@ def settings(tmp_path):
     return Settings.from_environment({"SAO_HOME": str(tmp_path)}, tmp_path)
 
 
-def fake(settings, command=None, health="/"):
+def fake(settings, command=None, health="/", port=None):
     """A server that is up in a moment."""
     command = command or ("-m", "http.server", "--bind", "127.0.0.1")
     return services._service(
         "fake",
         settings,
+        port=port,
         health=health,
-        environment={},
+        environment=lambda _: {},
         defaults={},
         unset=(),
         command=lambda port: [sys.executable, *command, str(port)],

@@ -1,0 +1,153 @@
+"""A run explains itself on its page in the Prefect UI: progress, links and tables as artifacts.
+
+Everything is read from the ledger by a thread of its own. The run never waits for it, and never fails by it: the
+server may be slow, or gone.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+
+from flows.display import evaluation_rows, headline
+from flows.links import places
+from infra.ledger import EvaluationRecord, Ledger, RunStatus
+from infra.settings import Settings
+from tasks.report import fenced, plain
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 3.0
+LAST_WORDS_S = 5.0
+"""Longest that the end of a run waits for its page."""
+
+_BEHIND = {
+    "trajectories": "every rollout, as Parquet",
+    "MLflow run": "metrics, charts, models, traces",
+    "logs": "a file per process",
+}
+"""What is behind a link, in the few words that a card shows."""
+
+
+class RunPage:
+    """Keeps the artifacts of a run's flow run up to date while the context lasts."""
+
+    def __init__(self, ledger: Ledger, settings: Settings, run_id: str) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self._run_id = run_id
+        self._done = threading.Event()
+        self._progress: UUID | None = None
+        self._shown = -1
+        self._linked: set[str] = set()
+        self._evaluation = 0
+        self._complained = False
+        target = contextvars.copy_context().run  # the artifacts belong to the flow run of whoever made this
+        self._thread = threading.Thread(target=target, args=(self._show,), name="run-page", daemon=True)
+
+    def __enter__(self) -> RunPage:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(LAST_WORDS_S)
+
+    def _show(self) -> None:
+        while True:
+            last = self._done.wait(EVERY_S)
+            try:
+                self._show_news(last)
+            except Exception as error:
+                if not self._complained:
+                    logger.warning("the page in the Prefect UI is behind: %s", str(error).partition("\n")[0])
+                self._complained = True
+            if last:
+                return
+
+    def _show_news(self, last: bool) -> None:
+        self._show_progress()
+        self._show_links()
+        evaluations = self._ledger.evaluations(self._run_id)
+        if evaluations and evaluations[-1].number > self._evaluation:
+            self._show_evaluations(evaluations)
+        if last:
+            self._show_lost()
+            self._show_failure()
+
+    def _show_progress(self) -> None:
+        run = self._ledger.run(self._run_id)
+        if run.step == self._shown:
+            return
+        total = int(run.config["learner"]["updates"])
+        update = self._ledger.last_update(self._run_id)
+        numbers = headline(update.metrics) if update else {}
+        text = " · ".join([f"update {run.step} of {total}", *(f"{name} {value}" for name, value in numbers.items())])
+        percent = min(100.0, 100.0 * run.step / total)
+        if self._progress is None:
+            self._progress = _id(create_progress_artifact(key="progress", progress=percent, description=text))
+        else:
+            update_progress_artifact(artifact_id=self._progress, progress=percent, description=text)
+        self._shown = run.step
+
+    def _show_links(self) -> None:
+        for name, address in places(self._settings, self._ledger.run(self._run_id)).items():
+            if name in self._linked or name == "Prefect flow run":
+                continue
+            link = address if "://" in address else f"file://{address}"
+            create_link_artifact(link=link, link_text=address, key=_key(name), description=_BEHIND.get(name, name))
+            self._linked.add(name)
+
+    def _show_evaluations(self, evaluations: list[EvaluationRecord]) -> None:
+        create_table_artifact(
+            table=evaluation_table(evaluations),
+            key="evaluation",
+            description=f"held-out reward, {plain(evaluations[-1].suite)}",
+        )
+        self._evaluation = evaluations[-1].number
+
+    def _show_lost(self) -> None:
+        lost = self._ledger.lost_rollouts(self._run_id)
+        if lost:
+            table = [{"reason": reason, "rollouts": count} for reason, count in lost.items()]
+            create_table_artifact(table=table, key="rejected-rollouts", description="no update used them, by reason")
+
+    def _show_failure(self) -> None:
+        run = self._ledger.run(self._run_id)
+        if run.status is RunStatus.FAILED:
+            markdown = (
+                f"# {self._run_id} failed at update {run.step}\n\n{fenced(run.message)}\n\n"
+                f"Logs: `{self._settings.logs(self._run_id)}`\n\n"
+                f"Continue with `sao train --resume {self._run_id}`, with Retry, or with the deployment `resume`."
+            )
+            create_markdown_artifact(markdown=markdown, key="failure", description="why it failed")
+
+
+def evaluation_table(evaluations: list[EvaluationRecord]) -> list[dict[str, Any]]:
+    """First against last evaluation, a row for all prompts and one for each difficulty."""
+    first, last = evaluations[0], evaluations[-1]
+    headings = [f"{how}, step {e.step}" for how in ("sampled", "greedy") for e in (first, last)]  # once if both are one
+    return [
+        {"prompts": label, **{h: None if c is None else round(c, 4) for h, c in zip(headings, cells, strict=True)}}
+        for label, cells in evaluation_rows(first, last)
+    ]
+
+
+def _key(name: str) -> str:
+    """An artifact's key: lower case, digits and dashes."""
+    return name.lower().replace(" ", "-")
+
+
+def _id(created: Any) -> UUID:
+    return created if isinstance(created, UUID) else UUID(str(created))
