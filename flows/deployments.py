@@ -28,7 +28,10 @@ NIGHTLY = "0 2 * * *"
 UPKEEP_EVERY_S = 6 * 3600
 SCHEDULE_FIELDS = {"schedule", "active", "parameters", "slug", "max_scheduled_runs"}
 ZOMBIES = "sao: flow runs that vanished"
-SILENT_S = 120
+TRAINING = "training"
+"""The work queue of what trains. It has room for one: a run that is asked for while another one goes on waits for its
+end. (A limit on the deployment would do the same by a lease, and Prefect kills a run that cannot renew it in time.)"""
+SILENT_S = 300
 """A flow run says every 30 s that it lives; silent for this long, it is called Crashed. (If it lives after all, its end
 still becomes its state.)"""
 
@@ -45,8 +48,6 @@ class Deployment:
     tags: tuple[str, ...] = ()
     queue: str = "default"
     """Work queue of the pool: `sao worker` takes all, `sao worker --queue rollout` only what is for extra machines."""
-    one_at_a_time: bool = False
-    """A run that is asked for while another one goes on waits for its end."""
     cron: str | None = None
     interval_s: int | None = None
     active: bool = True
@@ -63,7 +64,7 @@ def deployments() -> list[Deployment]:
                 f"{recipe_summary(name)} Change what you like in the form and start it.",
                 {"config": _config(name)},
                 ("train", name),
-                one_at_a_time=True,
+                queue=TRAINING,
             )
             for name in recipe_names()
         ),
@@ -73,6 +74,7 @@ def deployments() -> list[Deployment]:
             "Go on with a run that was cancelled, failed or was interrupted, from its newest checkpoint.",
             {"changes": []},
             ("train",),
+            queue=TRAINING,
         ),
         Deployment(
             "nightly",
@@ -81,7 +83,7 @@ def deployments() -> list[Deployment]:
             "no worse. Switch its schedule on when it is what you want.",
             {"config": _config("tiny", "learner.updates=40"), "promote": True},
             ("train", "scheduled"),
-            one_at_a_time=True,
+            queue=TRAINING,
             cron=NIGHTLY,
             active=False,
         ),
@@ -111,7 +113,7 @@ def deployments() -> list[Deployment]:
                 "seeds": [0, 1, 2],
             },
             ("study",),
-            one_at_a_time=True,
+            queue=TRAINING,
         ),
         Deployment(
             "upkeep",
@@ -119,7 +121,6 @@ def deployments() -> list[Deployment]:
             "Expire leases, mark interrupted runs, and remove what nothing refers to; safe beside live runs.",
             {"dry_run": False},
             ("upkeep", "scheduled"),
-            one_at_a_time=True,
             interval_s=UPKEEP_EVERY_S,
         ),
     ]
@@ -143,6 +144,9 @@ def deploy(settings: Settings, say: Callable[[str], None], working_dir: Path | N
             template = ProcessWorker.get_default_base_job_template()
             client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=template))
             say(f"work pool {WORK_POOL}")
+        if TRAINING not in {queue.name for queue in client.read_work_queues(work_pool_name=WORK_POOL)}:
+            client.create_work_queue(name=TRAINING, work_pool_name=WORK_POOL, concurrency_limit=1)
+            say(f"work queue {TRAINING}: one at a time")
         for deployment in deployments():
             if _register(client, deployment, working_dir):
                 say(f"deployment {deployment.name}")
@@ -179,7 +183,6 @@ def _register(client: Any, deployment: Deployment, working_dir: Path | None) -> 
         description=deployment.description,
         tags=list(deployment.tags),
         version=fingerprint,
-        concurrency_limit=1 if deployment.one_at_a_time else None,
         work_pool_name=WORK_POOL,
         work_queue_name=deployment.queue,
         job_variables={"working_dir": str(working_dir)} if working_dir else {},
@@ -258,7 +261,6 @@ def prefect_yaml() -> str:
                 "parameters": dict(deployment.parameters),
                 "work_pool": {"name": WORK_POOL, "work_queue_name": deployment.queue},
                 "schedules": [schedule] if schedule else [],
-                **({"concurrency_limit": 1} if deployment.one_at_a_time else {}),
             }
         )
     head = (

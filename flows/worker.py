@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 import psutil
@@ -29,10 +30,10 @@ STOP_S = 50.0
 WORKER_STOP_S = 8.0
 
 
-def work(settings: Settings, queue: str | None, at_once: int | None, health_port: int | None) -> int:
+def work(settings: Settings, queues: Sequence[str], at_once: int | None, health_port: int | None) -> int:
     """Run a worker until it ends or SIGTERM or SIGINT comes; returns the exit code: 0 if it was asked to leave.
 
-    ``queue``: take the flow runs of this work queue of the pool only; default: of all.
+    ``queues``: take the flow runs of these work queues of the pool; none: of all.
     ``health_port``: where on this machine `GET /health` tells whether it still polls; default: nowhere.
 
     Raises:
@@ -44,7 +45,7 @@ def work(settings: Settings, queue: str | None, at_once: int | None, health_port
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
     process = subprocess.Popen(
-        _command(queue, at_once, health_port),
+        _command(queues, at_once, health_port),
         env={**os.environ, **_environment(settings, health_port)},
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C in the terminal is for us
@@ -62,11 +63,11 @@ def work(settings: Settings, queue: str | None, at_once: int | None, health_port
     return 0 if asked.is_set() else code or 1
 
 
-def _command(queue: str | None, at_once: int | None, health_port: int | None) -> list[str]:
+def _command(queues: Sequence[str], at_once: int | None, health_port: int | None) -> list[str]:
     return [
         *(sys.executable, "-m", "prefect", "worker", "start", "--pool", WORK_POOL, "--type", "process"),
-        *("--name", f"{queue or 'all'} on {socket.gethostname()}", "--install-policy", "never"),
-        *(("--work-queue", queue) if queue else ()),
+        *("--name", f"{'+'.join(queues) or 'all'} on {socket.gethostname()}", "--install-policy", "never"),
+        *(part for queue in queues for part in ("--work-queue", queue)),
         *(("--limit", str(at_once)) if at_once else ()),
         *(("--with-healthcheck",) if health_port else ()),
     ]

@@ -35,9 +35,7 @@ def report(run: TrainingRun) -> str:
 
     def show() -> None:
         try:
-            create_markdown_artifact(
-                markdown=text, key="training-report", description="evaluations, the best and the worst rollout"
-            )
+            create_markdown_artifact(markdown=text, key="training-report", description="evaluations and rollouts")
         except Exception as error:  # the server may be gone: what is reported stands in the ledger all the same
             logger.warning("the report could not be shown in the Prefect UI: %s", error)
 

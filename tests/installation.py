@@ -73,7 +73,7 @@ class Installation:
             lambda: f"{flow_run} is {self.flow_run(flow_run)['state']}",
         )
 
-    def run_of(self, flow_run: str, step: int = 0, timeout_s: float = 120) -> str:
+    def run_of(self, flow_run: str, step: int = 0, timeout_s: float = 300) -> str:
         """The training run that a flow run holds, once it has committed this step."""
         ledger = self.home.ledger()
 

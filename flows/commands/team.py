@@ -37,8 +37,8 @@ def bootstrap(
 @app.command()
 def worker(
     queue: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Take those of one work queue: default, or rollout; default: of both."),
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Take those of this work queue only; may be repeated; default: of all."),
     ] = None,
     at_once: Annotated[int | None, typer.Option(min=1, help="Most flow runs at a time; default: no limit.")] = None,
     health_port: Annotated[
@@ -48,4 +48,4 @@ def worker(
     """Start the flow runs of the Prefect UI and of schedules on this machine, until SIGTERM or Ctrl-C."""
     from flows.worker import work
 
-    sys.exit(work(Settings.from_environment(), queue, at_once, health_port))
+    sys.exit(work(Settings.from_environment(), queue or (), at_once, health_port))

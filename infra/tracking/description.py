@@ -78,6 +78,7 @@ def describe(
         "model": config.model.path,
         "seed": str(config.seed),
         "objects": f"{settings.object_store}/runs/{run.run_id}",
+        "mlflow.note.content": _note(run, config, settings),
         "prefect_flow_run_id": run.prefect_flow_run_id,
         "prefect_flow_run_url": _flow_run_url(run, settings),
         "superseded_steps": spans(superseded),
@@ -87,6 +88,16 @@ def describe(
     if "sao.version" not in found.data.tags:  # `sync` may run elsewhere, with other code
         tags |= code_version()
     set_tags(client, found.info.run_id, {key: value for key, value in tags.items() if value})
+
+
+def _note(run: RunRecord, config: TrainConfig, settings: Settings) -> str:
+    """The description of a run on its page."""
+    page = _flow_run_url(run, settings)
+    where = f" · [flow run in Prefect]({page})" if page else ""
+    return (
+        f"{run.algorithm} on {config.environment.name}, from `{config.model.path}`, seed {config.seed}{where}\n\n"
+        f"`sao show {run.run_id}` · `sao verify {run.run_id}` · `sao promote {run.run_id}`"
+    )
 
 
 def code_version() -> dict[str, str | None]:

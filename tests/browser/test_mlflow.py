@@ -44,9 +44,9 @@ def test_charts_of_the_runs_of_a_recipe_lie_over_each_other(
     open_runs(page, finished.mlflow)
     page.get_by_role("radiogroup").get_by_role("radio").nth(1).evaluate("chart_view => chart_view.click()")
     page.get_by_placeholder("Search metric charts").fill("reward/mean")
-    page.get_by_role("heading", name="mean", exact=True).first.wait_for()
+    page.get_by_role("heading", name="reward/mean", exact=True).wait_for()
     for run in (finished, second):
-        expect(page.locator("main")).to_contain_text(run.run_id)
+        expect(page.locator("main")).to_contain_text(f"{run.run_id} (reward/mean)")
     pictures.take(page, "mlflow-charts")
 
 
@@ -54,7 +54,6 @@ def test_a_run_shows_its_metrics_its_chart_and_its_rollouts(finished: Started, p
     open_run(page, finished)
     page.get_by_role("tab", name="Model metrics").click()
     page.get_by_role("heading", name="reward_mean").first.wait_for()
-    pictures.take(page, "mlflow-metrics")
     page.get_by_role("tab", name="Artifacts").click()
     page.get_by_text("charts", exact=True).click()
     page.get_by_text("training.html", exact=True).click()
@@ -66,7 +65,6 @@ def test_sampled_rollouts_are_traces_with_their_reward(finished: Started, page: 
     open_run(page, finished)
     page.get_by_role("tab", name="Traces").click()
     page.get_by_role("columnheader", name="reward").first.wait_for()
-    pictures.take(page, "mlflow-traces")
     page.get_by_role("row").filter(has_text="tr-").first.locator("a").first.click()
     trace = page.get_by_role("dialog")
     for part in ("rollout", "turn 1", "reward"):
@@ -77,7 +75,9 @@ def test_sampled_rollouts_are_traces_with_their_reward(finished: Started, page: 
 def test_checkpoints_are_models(finished: Started, page: Page):
     open_runs(page, finished.mlflow)
     page.get_by_role("link", name="Models", exact=True).click()
-    page.get_by_role("link", name="step-4").first.wait_for()
+    checkpoint = finished.up.home.ledger().latest_checkpoint(finished.run_id)
+    assert checkpoint is not None
+    page.get_by_role("link", name=f"step-{checkpoint.step}", exact=True).first.wait_for()
 
 
 def open_run(page: Page, run: Started) -> None:

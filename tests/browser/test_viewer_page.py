@@ -56,7 +56,9 @@ def test_a_trajectory_can_be_read_and_its_tokens_examined(
     page.locator("section.policy [data-i]").first.click()
     expect(page.get_by_label("Numbers of a token")).to_contain_text("advantage")
     expect(page.get_by_label("Numbers of a token")).to_contain_text("ratio")
-    pictures.take(page, f"viewer-{'phone' if window is PHONE else 'desk'}-{scheme}")
+    where = "phone" if window is PHONE else "desk"
+    if (where, scheme) in {("desk", "light"), ("phone", "dark")}:
+        pictures.take(page, f"viewer-{where}-{scheme}")
 
     assert [url for url in watched.requests if not url.startswith("file:")] == []
     assert watched.errors == []

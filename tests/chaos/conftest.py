@@ -21,7 +21,7 @@ TALLY = pytest.StashKey[Tally]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, default=80, help="kills at named points, on all backends together")
+    parser.addoption("--kills", type=int, default=48, help="kills at named points, on all backends together")
     parser.addoption("--outage", type=float, default=3.0, help="seconds that a store or a database is away")
     parser.addoption("--seed", type=int, default=None, help="of the rigs, as a failure prints it")
     parser.addoption("--tally", type=Path, default=None, help="write the account of kills there, as JSON")
@@ -49,7 +49,7 @@ def tally(request: pytest.FixtureRequest) -> Tally:
 @pytest.fixture(scope="session")
 def kills(request: pytest.FixtureRequest) -> int:
     """How many kills each backend is to survive."""
-    return request.config.getoption("kills", 80)
+    return request.config.getoption("kills", 48)
 
 
 @pytest.fixture(scope="session")

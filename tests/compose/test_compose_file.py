@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,9 @@ def test_a_stopped_training_has_time_for_its_checkpoint() -> None:
 
 def test_every_deployment_has_a_worker_that_takes_it() -> None:
     commands = [service.get("command", []) for service in SERVICES.values()]
-    taken = {command[command.index("--queue") + 1] for command in commands if command[:2] == ["sao", "worker"]}
-    assert taken == {deployment.queue for deployment in deployments()} == {"default", "rollout"}
+    workers = [command for command in commands if command[:2] == ["sao", "worker"]]
+    taken = {queue for command in workers for option, queue in pairwise(command) if option == "--queue"}
+    assert taken == {deployment.queue for deployment in deployments()} == {"default", "training", "rollout"}
 
 
 def test_state_is_in_named_volumes_that_exist() -> None:

@@ -149,7 +149,7 @@ def test_a_training_from_the_page_with_a_rollout_worker_from_elsewhere(stack: St
     for finished in (flow_run_id, helper_id):
         eventually(lambda finished=finished: flow_run_state(stack, finished)[0] == "COMPLETED", 60, "not completed")
     queues = [stack.prefect(f"flow_runs/{one}")["work_queue_name"] for one in (flow_run_id, helper_id)]
-    assert queues == ["default", "rollout"]
+    assert queues == ["training", "rollout"]
     assert [worker for worker in ledger.workers(run_id) if worker.worker.startswith("extra-")]
     done = subprocess.run(
         ["sao", "verify", run_id], env=stack.environment("worker"), capture_output=True, text=True, check=False

@@ -9,10 +9,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import torch
 from installation import Installation, installed, wait_for
+from safetensors.torch import load_file
 from short_run import FASTEST, Home
 
-from infra.ledger import RunStatus
+from flows.recipes import load_config
+from infra.ledger import PolicyRecord, RunStatus
 from infra.tracking import open_client
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("from-the-ui")]
@@ -28,6 +31,13 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
 def verified(home: Home, run: str) -> None:
     done = home.sao("verify", run)
     assert done.returncode == 0, done.stdout
+
+
+def same_weights(home: Home, one: PolicyRecord, other: PolicyRecord) -> bool:
+    ours, theirs = (
+        load_file(Path(home.settings.object_store, policy.object_key, "model.safetensors")) for policy in (one, other)
+    )
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_run_started_from_its_form_explains_itself(up: Installation):
@@ -170,15 +180,11 @@ def test_two_users_side_by_side_do_not_disturb_each_other(up: Installation):
         verified(up.home, record.run_id)
 
 
-def test_a_second_run_of_one_deployment_waits_for_the_first(up: Installation):
+def test_a_second_training_waits_for_the_first(up: Installation):
     first = up.train(*LONG_ENOUGH)
-    up.run_of(first)
     second = up.train(*FASTEST, "learner.updates=2")
-    wait_for(
-        lambda: up.flow_run(second)["state"]["name"] == "AwaitingConcurrencySlot",
-        60,
-        lambda: str(up.flow_run(second)["state"]),
-    )
+    up.run_of(first, step=1)
+    assert up.flow_run(second)["state"]["type"] == "SCHEDULED"
     up.set_state(first, type="CANCELLING", name="Cancelling")
     assert up.wait(second)["state"]["type"] == "COMPLETED"
 
@@ -197,6 +203,44 @@ def test_extra_workers_join_a_run_and_leave_with_it(up: Installation):
     ended = up.wait(extra, timeout_s=90)
     assert ended["state"]["type"] == "COMPLETED"
     assert "is cancelled" in ended["state"]["message"]
+
+
+def test_nightly_training_goes_on_from_the_promoted_model(up: Installation):
+    parameters = {
+        "config": load_config("tiny", (*FASTEST, "learner.updates=2", "recipe=nights")).model_dump(mode="json")
+    }
+    first = up.wait(up.start("adapt/nightly", parameters))
+    assert first["state"]["type"] == "COMPLETED", first["state"]
+    assert "nights version 1 (step 2" in first["state"]["message"]
+    ledger = up.home.ledger()
+    assert ledger.run(first["name"]).config["model"]["path"] == "tiny"
+
+    second = up.wait(up.start("adapt/nightly", parameters))
+    assert second["state"]["type"] == "COMPLETED", second["state"]
+    assert ledger.run(second["name"]).config["model"]["path"] == "models:/nights@champion"
+    assert "promoted" in second["state"]["message"] or "nights version 2" in second["state"]["message"]
+    champion = ledger.newest_policy(first["name"])
+    assert champion is not None
+    assert same_weights(up.home, ledger.policy(second["name"], 0), champion)
+
+
+def test_a_study_compares_its_variants_and_goes_on_where_it_was(up: Installation):
+    parameters = {
+        "config": load_config("tiny", (*FASTEST, "learner.updates=1")).model_dump(mode="json"),
+        "name": "k-or-not",
+        "variants": {"sao": [], "single": ["algorithm.name=sao-single-update"]},
+        "seeds": [0],
+    }
+    flow_run = up.start("study/study", parameters)
+    ended = up.wait(flow_run)
+    assert ended["state"]["type"] == "COMPLETED", ended["state"]
+    ledger = up.home.ledger()
+    assert {ledger.run(f"k-or-not-{name}-s0").status for name in ("sao", "single")} == {RunStatus.COMPLETED}
+    (table,) = [artifact for artifact in up.artifacts(flow_run) if artifact["key"] == "study"]
+    assert "single" in table["data"]
+    again = up.wait(up.start("study/study", parameters), timeout_s=60)
+    assert again["state"]["type"] == "COMPLETED"
+    assert ledger.run("k-or-not-sao-s0").attempt == 1
 
 
 def test_stopping_the_installation_leaves_every_run_resumable(tmp_path: Path):

@@ -14,7 +14,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 
 from flows import deployments
-from flows.deployments import Deployment, deploy, prefect_yaml
+from flows.deployments import TRAINING, Deployment, deploy, prefect_yaml
 from infra.services import WORK_POOL
 from infra.settings import Settings
 from sao_core.config import parse_config
@@ -60,7 +60,7 @@ def test_limits_and_choices_are_in_the_form():
 
 def test_only_one_training_of_a_recipe_and_a_paused_nightly_one():
     by_name = {d.name: d for d in deployments.deployments()}
-    assert by_name["tiny"].one_at_a_time
+    assert {by_name[name].queue for name in ("tiny", "resume", "nightly", "study")} == {TRAINING}
     assert by_name["nightly"].cron
     assert not by_name["nightly"].active
     assert by_name["upkeep"].active
@@ -75,8 +75,9 @@ def test_deploying_again_leaves_what_people_changed(prefect_api: str, tmp_path: 
         assert {f"deployment {d.name}" for d in deployments.deployments()} <= set(said)
         nightly = client.read_deployment_by_name("adapt/nightly")
         assert nightly.work_pool_name == WORK_POOL
-        assert nightly.global_concurrency_limit is not None
-        assert nightly.global_concurrency_limit.limit == 1
+        assert client.read_work_queue_by_name(TRAINING, WORK_POOL).concurrency_limit == 1
+        assert nightly.work_queue_name == TRAINING
+        assert nightly.global_concurrency_limit is None, "its lease would kill a run that cannot renew it"
         assert nightly.enforce_parameter_schema
         (schedule,) = nightly.schedules
         assert not schedule.active

@@ -82,12 +82,15 @@ def test_a_worker_that_ends_by_itself_is_a_failure(tmp_path: Path) -> None:
 
 def test_a_worker_needs_a_server(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="PREFECT_API_URL"):
-        worker.work(Settings.from_environment({}, tmp_path), None, None, None)
+        worker.work(Settings.from_environment({}, tmp_path), (), None, None)
 
 
-@pytest.mark.parametrize(("queue", "expected"), [(None, []), ("rollout", ["--work-queue", "rollout"])])
-def test_a_worker_takes_all_queues_or_the_one_it_is_for(queue: str | None, expected: list[str]) -> None:
-    command = worker._command(queue, 2, None)
+@pytest.mark.parametrize(
+    ("queues", "expected"),
+    [([], []), (["rollout"], ["--work-queue", "rollout"]), (["a", "b"], ["--work-queue", "a", "--work-queue", "b"])],
+)
+def test_a_worker_takes_all_queues_or_those_that_it_is_for(queues: list[str], expected: list[str]) -> None:
+    command = worker._command(queues, 2, None)
     assert command[command.index("--pool") + 1] == "sao"
     assert command[-len(expected) - 2 :] == [*expected, "--limit", "2"]
-    assert ("--work-queue" in command) == bool(queue)
+    assert ("--work-queue" in command) == bool(queues)
