@@ -6,10 +6,8 @@ import contextlib
 import json
 import logging
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -21,7 +19,7 @@ from tracked_run import SUITE, TrackedRun, empty_home, no_charts
 from infra.ledger.database import Mode
 from infra.services import mlflow_server
 from infra.settings import Settings
-from infra.tracking import Tracker, TrackingError, send_now, system
+from infra.tracking import Tracker, send_now, system
 from infra.tracking.registry import resolve_model, versions
 
 REWARD = f"eval/{SUITE}/reward_mean"
@@ -391,47 +389,3 @@ def test_a_bucket_holds_files_and_policies_of_a_run(
     folder = Path(resolve_model("models:/tiny/1", settings))
     assert folder.is_relative_to(settings.cache)
     assert (folder / "model.safetensors").read_text() == "tiny-1 version 1"
-
-
-@contextlib.contextmanager
-def answering(status: int, body: bytes) -> Iterator[str]:
-    """A server that has the same answer to everything."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "said"),
-    [
-        (401, b"You are not authenticated.", r"wrong user or password \(401\): set MLFLOW_TRACKING_USERNAME"),
-        (403, b"Invalid Host header - possible DNS rebinding attack detected", r"under the name 127.*--allowed-hosts"),
-        (403, b'{"error_code": "PERMISSION_DENIED", "message": "Permission denied"}', "this user may not do that"),
-        (200, b"<html>hello", "is no MLflow server: check MLFLOW_TRACKING_URI"),
-        (None, b"", "nothing listens there"),
-    ],
-)
-def test_what_is_wrong_with_a_server_is_told_apart(
-    settings: Settings, status: int | None, body: bytes, said: str
-) -> None:
-    made = TrackedRun(settings, "tiny-1")
-    place = answering(status, body) if status else contextlib.nullcontext("http://127.0.0.1:9")
-    with place as url:
-        away = Settings.from_environment({"SAO_HOME": str(settings.home), "MLFLOW_TRACKING_URI": url}, settings.home)
-        with pytest.raises(TrackingError, match=f"MLflow at {url}: .*{said}") as told:
-            send_now(made.ledger, "tiny-1", away, made.config)
-    assert len(str(told.value).splitlines()) == 1
