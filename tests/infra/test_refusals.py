@@ -84,7 +84,9 @@ def test_a_password_in_the_environment_is_enough(guarded: URL, monkeypatch: pyte
     ledger.close()
 
 
-@pytest.mark.parametrize("host", [f"127.0.0.1:{free_port()}", "no-such-host.invalid:5432"])
+@pytest.mark.parametrize(
+    "host", [f"127.0.0.1:{free_port()}", "no-such-host.invalid:5432"], ids=["nothing listens", "no such host"]
+)
 def test_a_database_that_is_not_there_is_named_within_the_first_contact(
     host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
