@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from infra.tracking.registry import resolve_model
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
@@ -13,6 +12,7 @@ from prefect.states import Completed
 from flows.train import train
 from infra.ledger import Ledger
 from infra.settings import Settings
+from infra.tracking.registry import resolve_model
 from sao_core.config import ConfigError, TrainConfig
 from tasks.promote import promote_run
 

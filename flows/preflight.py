@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from infra.tracking.registry import resolve_model
-
 from infra.settings import Settings
+from infra.tracking.registry import resolve_model
 from sao_core.config import TrainConfig
 from sao_core.environments import base as environments
 from sao_core.models.folder import check_model_folder
