@@ -147,8 +147,7 @@ KEEP = """
 import sys
 from pathlib import Path
 from infra import keeper
-keeper.STOP_GRACE_S = 0.3
-keeper.keep(Path(sys.argv[1]), Path(sys.argv[2]), [sys.executable, "-c", *sys.argv[3:]])
+keeper.keep(Path(sys.argv[1]), Path(sys.argv[2]), 0.3, [sys.executable, "-c", *sys.argv[3:]])
 """
 
 
