@@ -90,7 +90,9 @@ def started(up: Installation, person: BrowserContext, settings: Mapping[str, str
     pictures.take(tab, "form-filled")
     with tab.expect_response("**/create_flow_run") as answer:
         form.submit()
-    flow_run = answer.value.json()["id"]
+    created = answer.value.json()
+    assert "id" in created, created
+    flow_run = created["id"]
     tab.close()
     return Started(up, flow_run)
 

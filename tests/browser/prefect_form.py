@@ -47,8 +47,10 @@ class Form:
     def choices(self, name: str) -> list[str]:
         """What a setting offers to choose from."""
         self._choice(name).click()
+        self.page.get_by_role("option").first.wait_for()
         offered = self.page.get_by_role("option").all_inner_texts()
         self.page.keyboard.press("Escape")
+        self._closed()
         return offered
 
     def set(self, name: str, value: str) -> None:
@@ -59,12 +61,15 @@ class Form:
         elif self._choice(name).count():
             self._choice(name).click()
             self.page.get_by_role("option", name=value, exact=True).click()
+            self._closed()
         elif field.get_by_role("spinbutton").count():
             field.get_by_role("spinbutton").fill(value)
         else:
-            field.get_by_role("textbox").click()
-            self.page.keyboard.press("ControlOrMeta+A")
+            textbox = field.get_by_role("textbox")
+            textbox.click()
+            textbox.press("ControlOrMeta+A")
             self.page.keyboard.insert_text(value)
+            self.page.wait_for_timeout(500)  # the editor of JSON tells the form a moment later
 
     def show(self, name: str) -> None:
         """Scroll a setting into view."""
@@ -72,6 +77,10 @@ class Form:
 
     def submit(self) -> None:
         self.page.get_by_role("button", name="Submit", exact=True).click()
+
+    def _closed(self) -> None:
+        """Wait until a list of choices has faded out, or the next one would be mistaken for it."""
+        self.page.get_by_role("option").first.wait_for(state="detached")
 
     def _choice(self, name: str) -> Locator:
         return self.field(name).get_by_role("button", name=f"Select {name.rpartition('.')[2]}", exact=True)
