@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
-
 from infra.ledger import Ledger, RunStatus
+from infra.tracking.comparison import Mean
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,5 @@ def compare(ledger: Ledger, variants: Mapping[str, Sequence[str]]) -> list[Study
 def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     if not values:
         return None, None
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, None
-    return mean, float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    mean = Mean.of(values)
+    return mean.value, mean.high - mean.value if len(values) > 1 else None
