@@ -59,10 +59,12 @@ class Message:
 
     role: Role
     content: str
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What else chat templates read of a message, as OpenAI names it: ``tool_calls``, ``tool_call_id``, ``name``."""
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """The mapping that chat templates expect."""
-        return {"role": str(self.role), "content": self.content}
+        return {"role": str(self.role), "content": self.content, **self.extra}
 
 
 @dataclass(frozen=True)

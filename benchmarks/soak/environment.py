@@ -17,6 +17,7 @@ from pydantic import Field
 
 from sao_core.config import Section
 from sao_core.environments.base import Environment, EnvironmentSpec, StepResult, Task, TaskSource, random_of
+from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
 
 DIGITS = 10
@@ -144,7 +145,7 @@ def demonstrations(options: EchoOptions, seed: int, count: int) -> Iterator[tupl
         yield tuple(messages)
 
 
-def _make(options: Any) -> Environment:
+def _make(options: Any, outside: Outside) -> Environment:
     return Echo(options)
 
 

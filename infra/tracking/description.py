@@ -17,6 +17,7 @@ from infra.settings import Settings
 from infra.tracking.client import VALUE_LENGTH, batches, key_name, set_tags
 from sao_core.config import ConfigError, TrainConfig
 from sao_core.environments import base as environments
+from sao_core.outside import Outside
 
 logger = logging.getLogger("infra.tracking")
 
@@ -146,7 +147,7 @@ def _environment_version(config: TrainConfig) -> str | None:
     name = config.environment.name
     try:
         spec = environments.get(name)
-        episode = spec.make(spec.parse_options(config.environment.options))
+        episode = spec.make(spec.parse_options(config.environment.options), Outside())
         asyncio.run(episode.close())
     except ConfigError:  # no such environment, or none with such options, where this runs
         return None

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import BaseModel, ValidationError
 
 from sao_core.config import ConfigError, explain, nearest
+from sao_core.outside import Outside
 from sao_core.trajectory import Message
 
 
@@ -57,6 +58,8 @@ class Environment(ABC):
     """Changes whenever the same actions could earn another reward."""
     reward_range: ClassVar[tuple[float, float]]
     """Smallest and largest score; a rollout outside it has failed."""
+    tools: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    """Functions that the policy may call, in the JSON schema of OpenAI's `tools`; the chat template shows them."""
 
     @abstractmethod
     async def reset(self, task: Task) -> tuple[Message, ...]:
@@ -107,8 +110,8 @@ class EnvironmentSpec:
 
     name: str
     options_model: type[BaseModel]
-    make: Callable[[Any], Environment]
-    """Parsed options → a fresh episode."""
+    make: Callable[[Any, Outside], Environment]
+    """Parsed options, and what the machine lends → a fresh episode."""
     tasks: Callable[[Any, int], TaskSource]
     """Parsed options and seed → the source of tasks."""
     demonstrations: Callable[[Any, int, int], Iterable[tuple[Message, ...]]] | None = None

@@ -27,6 +27,7 @@ from sao_core.environments.base import (
     random_of,
     shuffled_index,
 )
+from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
 
 MAX_OPERATIONS = 4
@@ -250,7 +251,7 @@ def demonstrations(options: CalculatorOptions, seed: int, count: int) -> Iterato
         )
 
 
-def _make(options: Any) -> Environment:
+def _make(options: Any, outside: Outside) -> Environment:
     return Calculator(options)
 
 

@@ -26,6 +26,7 @@ from sao_core.environments.base import (
     shuffled_index,
 )
 from sao_core.jsonl_rows import messages_of, read_rows
+from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
 
 RewardFunction = Callable[[str, Mapping[str, Any]], float]
@@ -174,7 +175,7 @@ def _read(path: str) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
-def _make(options: Any) -> Environment:
+def _make(options: Any, outside: Outside) -> Environment:
     return Jsonl(options)
 
 

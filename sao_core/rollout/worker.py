@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from sao_core.config import TrainConfig
 from sao_core.environments.base import Environment, EnvironmentSpec, Task, TaskSource
+from sao_core.outside import Outside
 from sao_core.protocols import PolicyFeed, RequestSource, Rollout, RolloutRequest, TrajectorySink
 from sao_core.rollout.agent import AttemptFailed, NotRestored, run_rollout
 from sao_core.rollout.engine import Engine
@@ -79,6 +80,7 @@ def run_worker(
     task_source: TaskSource,
     stop: Callable[[], bool],
     *,
+    outside: Outside | None = None,
     start_engine: StartEngine = start_transformers_engine,
 ) -> WorkerStats:
     """Serve requests until ``stop()`` is true; returns what was done.
@@ -87,9 +89,10 @@ def run_worker(
     are called from a thread of their own, ``feed.fetch`` and ``sink.parts`` from another, the rest from the caller's.
     Raises what any of them or the engine
     raises; a rollout that its environment breaks is recorded as failed, or its attempt given up if the policy said
-    nothing yet.
+    nothing yet. ``outside`` is lent to the environments.
     """
-    worker = _Worker(config, source, sink, feed, environment_spec, task_source, stop, start_engine)
+    outside = outside or Outside()
+    worker = _Worker(config, source, sink, feed, environment_spec, task_source, stop, outside, start_engine)
     return asyncio.run(worker.run())
 
 
@@ -103,12 +106,13 @@ class _Worker:
         environment_spec: EnvironmentSpec,
         task_source: TaskSource,
         stop: Callable[[], bool],
+        outside: Outside,
         start_engine: StartEngine,
     ) -> None:
         self._config, self._source, self._sink, self._feed = config, source, sink, feed
         self._spec, self._tasks = environment_spec, task_source
         self._options = environment_spec.parse_options(config.environment.options)
-        self._stop, self._start_engine = stop, start_engine
+        self._stop, self._outside, self._start_engine = stop, outside, start_engine
         self._engine: Engine
         self._renderer: Renderer
         self._ports = ThreadPoolExecutor(1, thread_name_prefix="ports")
@@ -250,7 +254,7 @@ class _Worker:
 
     def _prepare(self, request: RolloutRequest) -> tuple[Task, Environment]:
         try:
-            return self._tasks.task(request.prompt_key), self._spec.make(self._options)
+            return self._tasks.task(request.prompt_key), self._spec.make(self._options, self._outside)
         except Exception as error:
             raise AttemptFailed(
                 f"no environment for prompt {request.prompt_key}: {type(error).__name__}: {error}"

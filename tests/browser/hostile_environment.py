@@ -56,7 +56,7 @@ def demonstrations(options: Any, seed: int, count: int) -> Iterator[tuple[Messag
 SPEC = EnvironmentSpec(
     name="hostile",
     options_model=NoOptions,
-    make=lambda options: Hostile(),
+    make=lambda options, outside: Hostile(),
     tasks=lambda options, seed: HostileTasks(),
     demonstrations=demonstrations,
 )

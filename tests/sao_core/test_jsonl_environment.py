@@ -5,6 +5,7 @@ import pytest
 
 from sao_core.config import ConfigError
 from sao_core.environments import get
+from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
 
 SPEC = get("jsonl")
@@ -33,7 +34,7 @@ def refusal(tmp_path, rows, **options):
 
 def judge(options, task, reply):
     async def episode():
-        environment = SPEC.make(options)
+        environment = SPEC.make(options, Outside())
         opening = await environment.reset(task)
         result = await environment.step(reply)
         await environment.close()
@@ -71,7 +72,7 @@ def test_a_reply_that_another_worker_finishes_is_judged_by_the_same_row(tmp_path
     options, tasks = source(tmp_path, NUMBERS)
 
     async def episode():
-        begun, restored = SPEC.make(options), SPEC.make(options)
+        begun, restored = SPEC.make(options, Outside()), SPEC.make(options, Outside())
         await begun.reset(tasks.task("row/4"))
         await restored.restore(tasks.task("row/4"), begun.state())
         return [(await restored.step(reply)).reward for reply in ("8", "9")]

@@ -81,7 +81,7 @@ class Tasks:
         return Task(key, "")
 
 
-SPEC = EnvironmentSpec("two-turns", Section, lambda options: TwoTurns(), lambda options, seed: Tasks())  # type: ignore[arg-type, return-value]
+SPEC = EnvironmentSpec("two-turns", Section, lambda options, outside: TwoTurns(), lambda options, seed: Tasks())  # type: ignore[arg-type, return-value]
 
 
 class Ports:
