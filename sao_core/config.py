@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -104,6 +104,16 @@ class AlgorithmConfig(Section):
     )
 
 
+class LoraConfig(Section):
+    """Low-rank adapters instead of all weights: less memory, and a backward pass without most weight gradients."""
+
+    rank: int = Field(16, ge=1, description="Rank of the adapters.")
+    alpha: float = Field(32.0, gt=0, description="Their scale: alpha ÷ rank times B·A is added to a weight.")
+    targets: tuple[str, ...] | None = Field(
+        None, description="Names of the linear layers that get one, e.g. `q_proj`; empty: all but the output head."
+    )
+
+
 class PolicyConfig(Section):
     """Optimising the policy."""
 
@@ -121,6 +131,9 @@ class PolicyConfig(Section):
         0.0, ge=0, description="Weight of KL(policy ‖ behavior policy), estimated per token. Paper: none."
     )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus. Paper: none.")
+    lora: LoraConfig | None = Field(
+        None, description="Train low-rank adapters only (needs the extra `lora`); empty: all weights. Paper: all."
+    )
 
 
 class ValuePretrainConfig(Section):
@@ -390,6 +403,7 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> list[str]:
     names: list[str] = []
     for key, info in model.model_fields.items():
         names.append(prefix + key)
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            names += setting_names(info.annotation, f"{prefix}{key}.")
+        for kind in (info.annotation, *get_args(info.annotation)):  # a section may be optional
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                names += setting_names(kind, f"{prefix}{key}.")
     return names

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sao_core.algorithms import Algorithm, Objective
 from sao_core.batching import TrainingBatch
 from sao_core.config import TrainConfig
+from sao_core.models.lora import add_lora, merge_lora
 from sao_core.models.logprobs import TokenScorer, disable_dropout
 from sao_core.models.policy import save_policy
 from sao_core.objectives import dis_keep, dis_policy_loss, entropy_bonus, kl_penalty, ppo_clip_loss
@@ -49,6 +50,8 @@ class PolicyModel:
         self.config = config
         self.algorithm = algorithm
         disable_dropout(policy)
+        if config.policy.lora is not None:
+            add_lora(policy, config.policy.lora)
         if config.model.gradient_checkpointing:
             policy.activation_checkpointing_enable()
         scorer = TokenScorer(policy, config.rollout.temperature, config.model.logprob_chunk_tokens)
@@ -141,5 +144,7 @@ class PolicyModel:
     def save(self, folder: Path) -> None:
         """Write policy and tokenizer as a Hugging Face folder; every rank must call it."""
         state = {name.removeprefix("policy."): tensor for name, tensor in self.engine.state_dict().items()}
+        if self.config.policy.lora is not None:
+            state = merge_lora(state, self.config.policy.lora)
         if self.engine.rank == 0:
             save_policy(self.engine.module.policy, self.tokenizer, folder, state)
