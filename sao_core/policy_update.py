@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sao_core.algorithms import Algorithm, Objective
 from sao_core.batching import TrainingBatch
 from sao_core.config import TrainConfig
-from sao_core.models.lora import add_lora, merge_lora
 from sao_core.models.logprobs import TokenScorer, disable_dropout
+from sao_core.models.lora import add_lora, merge_lora
 from sao_core.models.policy import save_policy
 from sao_core.objectives import dis_keep, dis_policy_loss, entropy_bonus, kl_penalty, ppo_clip_loss
 from sao_core.parallel import Engine, OptimizerSettings, Step

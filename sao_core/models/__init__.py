@@ -1,0 +1,1 @@
+"""Policy and critic: on disk, in memory, and what the learner computes with them."""
