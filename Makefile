@@ -2,10 +2,14 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+# Packages that do not go with the others here, or that only a test needs: each in an environment of its own.
+ADAPTERS := .venv-adapters
+verifiers_PACKAGE := verifiers==0.4.0
+openenv_PACKAGE := openenv==0.10.0
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: train up test lint types mutations browser-test screenshots chaos compose-test bench soak clean
+.PHONY: train up test lint types mutations browser-test test-adapters screenshots chaos compose-test bench soak clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -18,6 +22,11 @@ $(VENV)/installed-dev: $(VENV)/installed
 
 $(VENV)/installed-browser: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[browser]'
+	touch $@
+
+$(ADAPTERS)/%/installed: Makefile
+	test -x $(ADAPTERS)/$*/bin/python || $(PYTHON) -m venv $(ADAPTERS)/$*
+	$(ADAPTERS)/$*/bin/python -m pip install --quiet $($*_PACKAGE)
 	touch $@
 
 train: $(VENV)/installed  ## install, then train the tiny recipe
@@ -40,6 +49,10 @@ types: $(VENV)/installed-dev
 browser-test: $(VENV)/installed-browser  ## `sao up` in a real browser; needs Chromium: sudo apt-get install chromium
 	$(BIN)/python -m pytest tests/browser --timeout 600
 
+test-adapters: $(VENV)/installed-dev $(ADAPTERS)/verifiers/installed $(ADAPTERS)/openenv/installed  ## the real packages
+	$(BIN)/python -m pytest tests/adapters --timeout 300
+	$(BIN)/python -m pytest tests/sao_core/test_reasoning_gym_environment.py -m long --timeout 1200  # all its data sets
+
 screenshots: $(VENV)/installed-browser  ## the pictures of docs/ui.md, by the same tests
 	$(BIN)/python -m pytest tests/browser -k 'not attacks' --screenshots docs/images --timeout 900
 
@@ -58,4 +71,4 @@ soak: $(VENV)/installed-dev  ## an hour of training while workers are killed; go
 	$(BIN)/python -m benchmarks.soak --images docs/images
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(ADAPTERS) build dist *.egg-info

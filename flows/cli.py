@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console
 from rich.table import Column, Table
 
-from flows.commands import models, services, team
+from flows.commands import evaluate, models, services, team
 from flows.recipes import load_config, override_config, recipe_names, recipe_summary
 from infra import reach
 from infra.attempts import planned_changes
@@ -37,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 console = Console()
-for part in (services, models, team):
+for part in (evaluate, services, models, team):
     app.add_typer(part.app)
 DEFAULT_RECIPE = "tiny"
 WORK_FAILED = (
@@ -103,7 +103,7 @@ def settings() -> None:
 
 @app.command()
 def runs(as_json: AsJson = False) -> None:
-    """List training runs, newest first."""
+    """List training runs and evaluations, newest first."""
     from flows.views import run_summary
 
     places = Settings.from_environment()
@@ -116,12 +116,11 @@ def runs(as_json: AsJson = False) -> None:
     run_column = Column("run", no_wrap=True)
     table = Table(run_column, "status", "step", "reward", "explained variance", "sampled eval", "greedy eval")
     for row in summaries:
-        suite = f"eval/{row['environment']}/"
+        suite = f"eval/{row['suite']}/"
         names = ("reward/mean", "value/explained_variance", f"{suite}reward_mean", f"{suite}greedy_reward_mean")
         numbers = (row["metrics"].get(name) for name in names)
-        table.add_row(
-            row["run_id"], row["status"], str(row["step"]), *("–" if n is None else f"{n:.3f}" for n in numbers)
-        )
+        step = row["kind"] if row["kind"] == "evaluation" else str(row["step"])
+        table.add_row(row["run_id"], row["status"], step, *("–" if n is None else f"{n:.3f}" for n in numbers))
     return console.print(table)
 
 
@@ -348,6 +347,7 @@ def print_json(value: Any) -> None:
 
 def main() -> NoReturn:
     """Entry point: errors in the input are one line on standard error and exit code 2."""
+    sys.path.append(str(Path.cwd()))  # an environment of one's own may lie where one works
     try:
         app()
     except (ConfigError, SettingsError, UnknownRun) as error:

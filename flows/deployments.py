@@ -98,7 +98,8 @@ def deployments() -> list[Deployment]:
         Deployment(
             "evaluate",
             "flows.evaluate:evaluate",
-            "Evaluate a model on held-out prompts; as it stands here, the newest promoted one of the recipe `tiny`.",
+            "Evaluate a model on held-out prompts: a folder, `run:RUN@STEP`, or, as it stands here, the newest "
+            "promoted one of the recipe `tiny`.",
             {"config": _config("tiny", "model.path=models:/tiny@champion", "warm_start.enabled=false")},
             ("evaluate",),
         ),

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from infra import reach
+from infra.sandbox.doctor import examine as examine_sandbox
 from infra.services import WORK_POOL
 from infra.settings import Logins, Settings
 from sao_core.config import ConfigError
@@ -57,6 +58,7 @@ def _groups(places: Settings, logins: Logins) -> dict[str, dict[str, Callable[[]
     return {
         "python": {"python": lambda: sys.version.split()[0], **packages},
         "cores": {"cores": lambda: str(len(os.sched_getaffinity(0)))},
+        "sandbox": {"code sandbox": lambda: examine_sandbox(places.sandbox)},
         "state-folder": {"state folder": lambda: _disk(places)},
         "ledger": {"ledger": lambda: reach.ledger(places)},
         "object-store": {"object store": lambda: reach.objects(places)},

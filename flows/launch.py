@@ -9,7 +9,9 @@ import logging
 import os
 import signal
 import sys
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -40,13 +42,49 @@ def train_here(config: TrainConfig, settings: Settings, run_id: str, console: Co
     wait_for_learner(ledger, run_id, console.print)
     objective = describe_objective(resolve(config), config.algorithm)
     console.print(f"run {run_id} · {config.algorithm.name} {objective} · state in {settings.home}", highlight=False)
-    with console.status("starting the Prefect server …") if settings.prefect_api_url is None else nullcontext():
-        server = prefect_server(settings) if settings.prefect_api_url is None else None
-    os.environ.update(prefect_environment(settings, server))
+    with prefect_here(settings, console):
+        with LiveProgress(ledger, run_id, console):
+            error = run_flow("flows.train:train", config, settings, run_id)
+        leave(_conclude(ledger, settings, run_id, error, console))
+
+
+@contextmanager
+def prefect_here(settings: Settings, console: Console) -> Iterator[None]:
+    """A Prefect server for the flows of this process: the configured one, or a local one while the context lasts."""
+    if settings.prefect_api_url is not None:
+        os.environ.update(prefect_environment(settings, None))
+        yield
+        return
+    with console.status("starting the Prefect server …"):
+        server = prefect_server(settings)
+    with server:
+        os.environ.update(prefect_environment(settings, server))
+        yield
+
+
+def run_flow(flow: str, config: TrainConfig, settings: Settings, run_id: str) -> BaseException | None:
+    """Run ``module:flow`` to its end; returns what it failed with, or what Prefect did after the work was done."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
     _log_to_file(settings.logs(run_id))
-    with LiveProgress(ledger, run_id, console):
-        error = _run_flow(config, run_id)
-    _leave(_conclude(ledger, settings, run_id, error, console))
+    signal.signal(signal.SIGTERM, interrupt)
+    module, _, name = flow.partition(":")
+    try:
+        state = getattr(import_module(module), name)(config=config, run_id=run_id, return_state=True)
+        failure = state.result(raise_on_failure=False)
+    except (Exception, KeyboardInterrupt) as error:
+        return error
+    return failure if isinstance(failure, BaseException) else None
+
+
+def explain_failure(settings: Settings, run_id: str, error: BaseException | None, said: str | None) -> tuple[str, int]:
+    """Why a run failed, for people, and the exit code: 2 if a process of it found the input wrong."""
+    if isinstance(error, ChildFailed) and error.kind == CONFIG_ERROR:
+        return f"error: {error.summary.partition('ConfigError: ')[2]}", 2
+    reason = f"{error.name} {error.summary}" if isinstance(error, ChildFailed) else str(error or said)
+    return f"failed: {reason}\nlogs: {settings.logs(run_id)}", 1
 
 
 def _conclude(ledger: Ledger, settings: Settings, run_id: str, error: BaseException | None, console: Console) -> int:
@@ -58,15 +96,14 @@ def _conclude(ledger: Ledger, settings: Settings, run_id: str, error: BaseExcept
     if run is not None and run.status is RunStatus.CANCELLED:
         console.print(stopped_message(ledger, run_id), highlight=False, soft_wrap=True)
         return 1
-    if isinstance(error, ChildFailed) and error.kind == CONFIG_ERROR:
-        sys.stderr.write(f"error: {error.summary.partition('ConfigError: ')[2]}\n")
-        return 2
-    reason = f"{error.name} {error.summary}" if isinstance(error, ChildFailed) else str(error or (run and run.message))
-    console.print(f"failed: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"logs: {settings.logs(run_id)}", highlight=False, soft_wrap=True)
+    text, code = explain_failure(settings, run_id, error, run.message if run else None)
+    if code == 2:
+        sys.stderr.write(f"{text}\n")
+        return code
+    console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
     if run is not None:
         console.print(f"continue with: sao train --resume {run_id}", highlight=False, soft_wrap=True)
-    return 1
+    return code
 
 
 def stopped_message(ledger: Ledger, run_id: str) -> str:
@@ -74,23 +111,6 @@ def stopped_message(ledger: Ledger, run_id: str) -> str:
     checkpoint = ledger.latest_checkpoint(run_id)
     kept = f"with the checkpoint of step {checkpoint.step}" if checkpoint else "before its first checkpoint"
     return f"stopped {kept}. Continue with: sao train --resume {run_id}"
-
-
-def _run_flow(config: TrainConfig, run_id: str) -> BaseException | None:
-    """Run the flow to its end; returns what it failed with, or what Prefect did after the work was done."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        from flows.train import train
-
-        state = train(config=config, run_id=run_id, return_state=True)
-        failure = state.result(raise_on_failure=False)
-    except (Exception, KeyboardInterrupt) as error:
-        return error
-    return failure if isinstance(failure, BaseException) else None
 
 
 def _log_to_file(folder: Path) -> None:
@@ -102,7 +122,7 @@ def _log_to_file(folder: Path) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """Give Prefect's background queues a moment, then go: with a dead server they would hold the process for hours."""
     sys.stdout.flush()
     for module, name in (("prefect.events.worker", "EventsWorker"), ("prefect.logging.handlers", "APILogWorker")):

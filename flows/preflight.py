@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from infra.prompts import check_end
 from infra.settings import Settings
-from infra.tracking.registry import resolve_model
-from sao_core.config import TrainConfig
+from infra.targets import resolve_target
+from sao_core.config import ConfigError, TrainConfig
 from sao_core.environments import base as environments
 from sao_core.models.folder import check_model_folder
 
 
-def preflight(config: TrainConfig, settings: Settings, *, resuming: bool = False) -> str:
+def preflight(config: TrainConfig, settings: Settings, *, resuming: bool = False, training: bool = True) -> str:
     """Check model, environment and tasks; returns the folder of the model to start from (`tiny` stays `tiny`).
 
     A run that is resumed has its weights in a checkpoint and may have outlived the folder that it began with.
@@ -17,11 +18,18 @@ def preflight(config: TrainConfig, settings: Settings, *, resuming: bool = False
     Raises:
         ConfigError: something cannot work; one line that names it and the way out.
     """
+    if training and config.evaluation.alone:
+        raise ConfigError(
+            "evaluation.alone=true makes a run that trains nothing: start it with `sao evaluate`, or go on with it by "
+            "`sao evaluate --resume RUN`"
+        )
     environment = environments.get(config.environment.name)
     options = environment.parse_options(config.environment.options)
-    environment.tasks(options, config.seed).evaluation_keys(1)
+    tasks = environment.tasks(options, config.seed)
+    tasks.evaluation_keys(1)
+    check_end(config, tasks)
     if resuming:
         return config.model.path
-    folder = resolve_model(config.model.path, settings)
+    folder = resolve_target(config.model.path, settings)
     check_model_folder(folder)
     return folder

@@ -21,7 +21,9 @@ from prefect.artifacts import (
 )
 
 from flows.display import evaluation_rows, headline
+from flows.evaluation_view import rollouts_done
 from flows.links import places
+from flows.views import go_on, is_evaluation
 from infra.ledger import EvaluationRecord, Ledger, RunStatus
 from infra.settings import Settings
 from tasks.report import fenced, plain
@@ -88,18 +90,22 @@ class RunPage:
 
     def _show_progress(self) -> None:
         run = self._ledger.run(self._run_id)
-        if run.step == self._shown:
+        if is_evaluation(run):
+            at, total = rollouts_done(self._ledger, self._run_id)
+            what = "rollout"
+        else:
+            at, total, what = run.step, int(run.config["learner"]["updates"]), "update"
+        if at == self._shown:
             return
-        total = int(run.config["learner"]["updates"])
         update = self._ledger.last_update(self._run_id)
         numbers = headline(update.metrics) if update else {}
-        text = " · ".join([f"update {run.step} of {total}", *(f"{name} {value}" for name, value in numbers.items())])
-        percent = min(100.0, 100.0 * run.step / total)
+        text = " · ".join([f"{what} {at} of {total}", *(f"{name} {value}" for name, value in numbers.items())])
+        percent = min(100.0, 100.0 * at / max(1, total))
         if self._progress is None:
             self._progress = _id(create_progress_artifact(key="progress", progress=percent, description=text))
         else:
             update_progress_artifact(artifact_id=self._progress, progress=percent, description=text)
-        self._shown = run.step
+        self._shown = at
 
     def _show_links(self) -> None:
         for name, address in places(self._settings, self._ledger.run(self._run_id)).items():
@@ -126,10 +132,15 @@ class RunPage:
     def _show_failure(self) -> None:
         run = self._ledger.run(self._run_id)
         if run.status is RunStatus.FAILED:
+            place, ways = (
+                ("", "or with Retry.")
+                if is_evaluation(run)
+                else (f" at update {run.step}", "with Retry, or with the deployment `resume`.")
+            )
             markdown = (
-                f"# {self._run_id} failed at update {run.step}\n\n{fenced(run.message)}\n\n"
+                f"# {self._run_id} failed{place}\n\n{fenced(run.message)}\n\n"
                 f"Logs: `{self._settings.logs(self._run_id)}`\n\n"
-                f"Continue with `sao train --resume {self._run_id}`, with Retry, or with the deployment `resume`."
+                f"Continue with `sao {go_on(run)}`, {ways}"
             )
             create_markdown_artifact(markdown=markdown, key="failure", description="why it failed")
 

@@ -58,8 +58,12 @@ def _shown(default: Any) -> str:
         return "required"
     if default is None:
         return "empty"
-    text = default if isinstance(default, str) else json.dumps(default, default=str)
+    text = default if isinstance(default, str) else json.dumps(default, default=_plain)
     return f"`{text}`" if text else "empty"
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if isinstance(value, BaseModel) else str(value)
 
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> str:

@@ -52,7 +52,8 @@ class SupervisedRun:
         Raises:
             Pause: the run was paused; Prefect's own way to leave a flow run that a worker will take up again.
         """
-        go_on = f"Continue with: sao train --resume {self.run.run_id}"
+        verb = "evaluate" if self.run.config.evaluation.alone else "train"
+        go_on = f"Continue with: sao {verb} --resume {self.run.run_id}"
         if self.status == "completed":
             return Completed(message=f"{self.run.run_id} completed")
         if self.status == "failed":
@@ -70,8 +71,10 @@ def reason(error: Exception | None) -> str:
 
 
 @contextmanager
-def supervised(config: TrainConfig, run_id: str | None = None) -> Iterator[SupervisedRun]:
+def supervised(config: TrainConfig, run_id: str | None = None, *, training: bool = True) -> Iterator[SupervisedRun]:
     """Begin a run, or resume the one of this ``run_id``, start its processes, and end them whatever happens.
+
+    Without ``training`` the run is an evaluation alone: it has no learner and no rollout workers.
 
     Without a ``run_id`` it is the run that this flow run has begun before, if it has: Prefect may start a flow run
     again (Retry, Resume). What ends the body is swallowed: ask :meth:`SupervisedRun.final_state`.
@@ -84,7 +87,7 @@ def supervised(config: TrainConfig, run_id: str | None = None) -> Iterator[Super
     settings = Settings.from_environment()
     ledger = Ledger(settings.database_url)
     run_id = run_id or ledger.run_of_flow_run(flow_run.id) or new_run_id(config.recipe)
-    model = preflight(config, settings, resuming=ledger.has_run(run_id))
+    model = preflight(config, settings, resuming=has_weights(ledger, run_id, training=training), training=training)
     attempt = begin(ledger, run_id, config, logger.info)
     ledger.set_run_links(run_id, prefect_flow_run_id=flow_run.id)
     run = TrainingRun(config, settings, ledger, run_id, attempt, say=logger.info, model=model)
@@ -94,7 +97,7 @@ def supervised(config: TrainConfig, run_id: str | None = None) -> Iterator[Super
     try:
         with watch_own_state(run_id, run.request_stop), page:
             run.start()
-            rollouts = [rollout_worker.submit(run, index) for index in range(config.rollout.workers)]
+            rollouts = [rollout_worker.submit(run, index) for index in range(config.rollout.workers) if training]
             watched = [*rollouts, evaluator.submit(run)]
             try:
                 yield supervised_run
@@ -112,6 +115,11 @@ def supervised(config: TrainConfig, run_id: str | None = None) -> Iterator[Super
     finally:
         if _started_by_a_worker():
             threading.Thread(target=_leave_in_time, args=(status,), name="leave", daemon=True).start()
+
+
+def has_weights(ledger: Ledger, run_id: str, *, training: bool) -> bool:
+    """Whether a run can go on without the model that it begins with; an evaluation alone has it once it is stored."""
+    return ledger.has_run(run_id) and (training or ledger.newest_policy(run_id) is not None)
 
 
 def _started_by_a_worker() -> bool:

@@ -39,13 +39,17 @@ def train(config: TrainConfig, run_id: str | None = None) -> State:
 
 
 def update_loop(run: TrainingRun, first: int) -> None:
-    """Every step: K critic updates, one policy update; evaluation runs beside it."""
+    """Every step: K critic updates, one policy update; evaluation runs beside it, and once more at the end."""
     every, last = run.config.evaluation.every, run.config.learner.updates
     run.command("begin_updates", alongside=run.issuer.fill)
-    for step in range(first, last + 1):
-        update(run, step)
-        if step == last or (every and step % every == 0):
+    step = first - 1
+    while step < last and update(run, step + 1) is not None:
+        step += 1
+        if every and step % every == 0 and step < last:
             request_evaluation(run, step)
+    if step < last:
+        run.say(f"all tasks have been asked as often as they should be: {step} updates instead of {last}")
+    request_evaluation(run, step)
 
 
 @flow(name="resume")

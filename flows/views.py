@@ -8,9 +8,11 @@ from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from flows.display import duration, evaluation_table, links, sparkline
+from flows.evaluation_view import print_answers, print_evaluation
 from infra.ledger import Ledger, RunRecord, UpdateRow
 from infra.settings import Settings
 from sao_core.changes import Change
@@ -36,9 +38,12 @@ def run_summary(ledger: Ledger, places: Settings, run: RunRecord) -> dict[str, A
         metrics |= evaluation.metrics
     return {
         "run_id": run.run_id,
+        "kind": "evaluation" if is_evaluation(run) else "training",
         "recipe": run.recipe,
         "algorithm": run.algorithm,
         "environment": run.config["environment"]["name"],
+        "model": run.config["model"]["path"],
+        "suite": suite_of(run),
         "seed": run.config["seed"],
         "status": str(run.status),
         "message": run.message,
@@ -50,6 +55,21 @@ def run_summary(ledger: Ledger, places: Settings, run: RunRecord) -> dict[str, A
         "prefect_flow_run_id": run.prefect_flow_run_id,
         "objects": f"{places.object_store}/runs/{run.run_id}",
     }
+
+
+def is_evaluation(run: RunRecord) -> bool:
+    """Whether the run evaluates a model and trains nothing."""
+    return bool(run.config.get("evaluation", {}).get("alone"))
+
+
+def go_on(run: RunRecord) -> str:
+    """The command that goes on with a run, without `sao`."""
+    return f"{'evaluate' if is_evaluation(run) else 'train'} --resume {run.run_id}"
+
+
+def suite_of(run: RunRecord) -> str:
+    """What its evaluations are called in metrics."""
+    return run.config.get("evaluation", {}).get("suite") or run.config["environment"]["name"]
 
 
 def checkpoint_summaries(ledger: Ledger, places: Settings, run_id: str) -> list[dict[str, Any]]:
@@ -79,7 +99,8 @@ def print_run(ledger: Ledger, places: Settings, run: RunRecord, console: Console
     """A run for people: how it stands, how it went, where the time goes, its settings and links."""
     updates = ledger.updates_since(run.run_id, 0)
     total = run.config["learner"]["updates"]
-    console.print(f"[bold]{run.run_id}[/bold]  {run.status}  ·  update {run.step} of {total}", highlight=False)
+    at = f"evaluation of {run.config['model']['path']}" if is_evaluation(run) else f"update {run.step} of {total}"
+    console.print(f"[bold]{run.run_id}[/bold]  {run.status}  ·  {escape(at)}", highlight=False)
     if run.message:
         console.print(run.message, markup=False, highlight=False)
     if updates:
@@ -89,7 +110,10 @@ def print_run(ledger: Ledger, places: Settings, run: RunRecord, console: Console
         console.print(_time_table(updates))
         console.print(_lengths_line(ledger, run.run_id), highlight=False)
     evaluations = ledger.evaluations(run.run_id)
-    if evaluations:
+    if evaluations and is_evaluation(run):
+        print_evaluation(run.run_id, evaluations[-1], console)
+        print_answers(ledger, run.run_id, evaluations[-1], console)
+    elif evaluations:
         console.print(evaluation_table(evaluations))
     for what, purposes in ledger.counts(run.run_id).items():
         for purpose, states in purposes.items():

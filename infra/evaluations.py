@@ -1,30 +1,36 @@
 """Evaluations of a run: ask for one, and turn its finished rollouts into one result per policy version.
 
 The evaluator process makes the rollouts; the flow only looks whether they are all there, and never waits in training.
-What is asked for stands in the ledger, so a resumed run finishes what an earlier attempt began.
+What is asked for stands in the ledger, so a resumed run finishes what an earlier attempt began. Each result carries
+what it was made with, so that two are compared only where they can be.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from math import comb
-from statistics import fmean
+from pathlib import Path
+from typing import Any
 
-from infra.ledger import Ledger, RequestState, TrajectoryRow
+from infra.evaluation_metrics import evaluation_metrics
+from infra.ledger import Ledger, PolicyRecord, RequestState, TrajectoryRow
+from infra.manifest import file_sha256
 from infra.prompts import PromptIssuer
+from infra.tracking.description import code_version
+from sao_core.config import TrainConfig
 from sao_core.trajectory import Purpose
 
 FINAL = {RequestState.DONE, RequestState.EXHAUSTED, RequestState.CANCELLED}
+LIMITS = ("max_turns", "max_action_tokens", "max_context_tokens", "step_timeout_s", "rollout_timeout_s")
+"""Settings of `rollout` that decide what an answer may cost, and so how good it can be."""
 
 
 class EvaluationDesk:
     """Keeps the evaluations of one run."""
 
-    def __init__(self, ledger: Ledger, run_id: str, suite: str) -> None:
+    def __init__(self, ledger: Ledger, run_id: str, config: TrainConfig) -> None:
         self._ledger = ledger
         self._run_id = run_id
-        self._suite = suite
+        self._config = config
 
     def request(self, issuer: PromptIssuer) -> None:
         """Ask for an evaluation of the newest policy, once per version."""
@@ -44,46 +50,54 @@ class EvaluationDesk:
         return running
 
     def _report(self, version: int, missing: int) -> None:
+        suite = self._config.suite
         policy = self._ledger.policy(self._run_id, version)
         rows = self._ledger.evaluation_rows(self._run_id, version)
-        metrics = evaluation_metrics(self._suite, rows)
-        metrics[f"eval/{self._suite}/missing_rollouts"] = float(missing)
-        self._ledger.add_evaluation(self._run_id, policy.step, version, self._suite, metrics, policy.sha256)
+        metrics = evaluation_metrics(suite, rows)
+        metrics[f"eval/{suite}/missing_rollouts"] = float(missing)
+        prompts = self._ledger.prompts_evaluated(self._run_id, version)
+        settings = evaluation_settings(self._config, policy, rows, prompts)
+        self._ledger.add_evaluation(self._run_id, policy.step, version, suite, metrics, policy.sha256, settings)
 
 
-def evaluation_metrics(suite: str, rows: Sequence[TrajectoryRow]) -> dict[str, float]:
-    """Mean rewards (sampled and greedy; in all and by difficulty), pass@k, truncation and tokens of an evaluation.
+def evaluation_settings(
+    config: TrainConfig, policy: PolicyRecord, rows: Sequence[TrajectoryRow], prompts: int
+) -> dict[str, Any]:
+    """What an evaluation was made with, as JSON values: the tasks, the sampling, the weights, the code.
 
-    Rows may hold several segments per rollout; each carries the rollout's score, so only the first counts.
+    ``prompts``: how many were asked for. A resume may bring other code, so there may be several environment versions.
     """
-    prefix = f"eval/{suite}/"
-    rollouts = [row for row in rows if row.segment == 0]
-    groups: dict[str, list[TrajectoryRow]] = defaultdict(list)
-    for row in rollouts:
-        name = "greedy_reward_mean" if row.greedy else "reward_mean"
-        groups[name].append(row)
-        if row.difficulty:
-            groups[f"difficulty_{row.difficulty}/{name}"].append(row)
-    metrics = {prefix + name: fmean(row.score for row in members) for name, members in groups.items()}
-    sampled = groups.get("reward_mean", [])
-    if sampled:
-        metrics[f"{prefix}truncated"] = fmean(row.outcome == "truncated" for row in sampled)
-        metrics[f"{prefix}tokens"] = fmean(row.num_action_tokens for row in sampled)
-        metrics |= {f"{prefix}pass_at_{k}": value for k, value in pass_at_k(sampled).items()}
-    return metrics
-
-
-def pass_at_k(rows: Sequence[TrajectoryRow]) -> dict[int, float]:
-    """Unbiased pass@k (Chen et al. 2021) for k = 2, 4, 8 … up to the samples per prompt; solved means score ≥ 1.
-
-    1 − C(n−c, k) / C(n, k) for n samples of a prompt with c solved, averaged over prompts.
-    """
-    prompts: dict[str, list[bool]] = defaultdict(list)
-    for row in rows:
-        prompts[row.prompt_key].append(row.score >= 1.0)
-    samples = min(len(solved) for solved in prompts.values())
+    evaluation = config.evaluation
+    versions = sorted({row.environment_version for row in rows if row.environment_version is not None})
     return {
-        k: fmean(1.0 - comb(len(s) - sum(s), k) / comb(len(s), k) for s in prompts.values())
-        for k in (2**i for i in range(1, 10))
-        if k <= samples
+        "suite": config.suite,
+        "environment": config.environment.name,
+        "environment_options": dict(config.environment.options),
+        "environment_version": " | ".join(versions) or None,
+        "files": {name: file_sha256(path) for name, path in _files(config).items()},
+        "seed": config.seed,
+        "temperature": evaluation.temperature,
+        "top_p": evaluation.top_p,
+        "top_k": evaluation.top_k,
+        "greedy": evaluation.greedy,
+        "prompts": prompts,
+        "samples_per_prompt": evaluation.samples_per_prompt,
+        "limits": {name: getattr(config.rollout, name) for name in LIMITS},
+        "dtype": config.model.dtype,
+        "target": config.model.path if evaluation.alone else f"{policy.run_id}@{policy.step}",
+        "policy_sha256": policy.sha256,
+        "code": code_of_evaluation(),
     }
+
+
+def _files(config: TrainConfig) -> dict[str, Path]:
+    """Options of the environment that name a file: its questions may change while its name does not."""
+    texts = {name: value for name, value in config.environment.options.items() if isinstance(value, str)}
+    paths = {name: Path(value).expanduser() for name, value in texts.items() if name.endswith("path")}
+    return {name: path for name, path in paths.items() if path.is_file()}
+
+
+def code_of_evaluation() -> dict[str, str | None]:
+    """Which code evaluates: the version of this package, the working directory's commit, and whether it is changed."""
+    code = code_version()
+    return {"version": code["sao.version"], "commit": code["mlflow.source.git.commit"], "dirty": code["git.dirty"]}

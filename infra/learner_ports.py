@@ -17,7 +17,7 @@ from infra.policy_store import PolicyStore
 from infra.trajectory_store import CorruptObject, TrajectoryStore
 from infra.update_records import write_update_tokens
 from sao_core.algorithms import Advantage, Algorithm
-from sao_core.protocols import Batch, Rollout, UpdateRecord
+from sao_core.protocols import Batch, Rollout, TasksOver, UpdateRecord
 from sao_core.trajectory import Purpose
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,13 @@ class LedgerBatches:
         batch_size: int,
         *,
         attempt: int | None = None,
+        ends: bool = False,
     ) -> None:
-        """Claim batches of ``batch_size`` rollouts, with the earlier rewards that ``algorithm`` looks back on."""
+        """Claim batches of ``batch_size`` rollouts, with the earlier rewards that ``algorithm`` looks back on.
+
+        ``ends`` says that the tasks may come to an end.
+        """
+        self._ends = ends
         self._ledger = ledger
         self._store = store
         self._run_id = run_id
@@ -49,10 +54,11 @@ class LedgerBatches:
     def claim(self, step: int) -> Batch | None:
         """The oldest ready rollouts for this step (the same ones if asked again), or None if too few.
 
-        A rollout that cannot be read as it was written is rejected, counted and replaced by the next one.
+        A rollout that cannot be read as it was written is rejected, counted and replaced by the next one. Raises
+        `TasksOver` once there will be no more.
         """
-        while self._ledger.can_claim(self._run_id, step, self._batch_size):
-            rows = self._ledger.claim(self._run_id, step, self._batch_size, attempt=self._attempt)
+        while (size := self._claimable(step)) is not None:
+            rows = self._ledger.claim(self._run_id, step, size, attempt=self._attempt)
             if not rows:
                 return None
             rollouts, damaged = self._store.read_intact(rows)
@@ -64,6 +70,15 @@ class LedgerBatches:
                 logger.error("rejected: %s", problem)
             self._ledger.reject_claimed(self._run_id, step, damaged, attempt=self._attempt)
         return None
+
+    def _claimable(self, step: int) -> int | None:
+        """How many rollouts the batch of ``step`` has: a full one, the rest that there is, or None: not yet."""
+        if self._ledger.can_claim(self._run_id, step, self._batch_size):
+            return self._batch_size
+        rest = self._ledger.rest(self._run_id, step) if self._ends else None
+        if rest == 0:
+            raise TasksOver
+        return rest
 
     def collected(self, purpose: Purpose) -> int:
         """How many rollouts of a purpose that no update consumes are stored."""

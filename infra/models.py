@@ -6,7 +6,7 @@ Indexes serve the statements of `infra.ledger`: each touches a number of rows th
 
 from __future__ import annotations
 
-from sqlalchemy import Double, Index, MetaData, PrimaryKeyConstraint, String, Text, UniqueConstraint, text
+from sqlalchemy import Double, Index, MetaData, PrimaryKeyConstraint, String, Text, UniqueConstraint, false, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Name = String(255)
@@ -49,13 +49,14 @@ class Run(Base):
 
 
 class Frontier(Base):
-    """How many prompts of a purpose were issued; a group counts once."""
+    """How many prompts of a purpose were issued (a group counts once), and whether these are all."""
 
     __tablename__ = "frontiers"
 
     run_id: Mapped[str] = mapped_column(Name, primary_key=True)
     purpose: Mapped[str] = mapped_column(Name, primary_key=True)
     prompts: Mapped[int]
+    closed: Mapped[bool] = mapped_column(server_default=false())
 
 
 class Request(Base):
@@ -137,6 +138,8 @@ class TrajectoryEntry(Base):
     version_min: Mapped[int]
     version_max: Mapped[int]
     recorded_at: Mapped[float]
+    duration_s: Mapped[float | None]
+    environment_version: Mapped[str | None]
 
     __table_args__ = (
         UniqueConstraint("run_id", "request_number", "attempt", "segment"),
@@ -284,6 +287,7 @@ class Evaluation(Base):
     metrics_json: Mapped[str]
     policy_sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float]
+    settings_json: Mapped[str | None]
 
     __table_args__ = (UniqueConstraint("run_id", "version", "suite"),)
 

@@ -69,6 +69,7 @@ class PolicyStore:
         folder = self._checked.get(policy.object_key)
         if folder is None or not folder.exists():
             folder = fetch_folder(self.objects, policy.object_key, policy.sha256, self._cache)
+            self._checked = {key: there for key, there in self._checked.items() if there.exists()}
             self._checked[policy.object_key] = folder
             self._trim_cache(folder)
         return folder

@@ -20,11 +20,13 @@ from infra.ledger import Ledger
 from infra.objects import ObjectStore
 from infra.policy_store import PolicyStore
 from infra.requests import LedgerRequests, new_worker_id
-from infra.settings import Settings
+from infra.sandbox.runner import Sandbox
+from infra.settings import ChatKeys, Settings
 from infra.trajectory_store import TrajectoryStore, TrajectoryWriter
 from sao_core.algorithms import resolve
 from sao_core.config import TrainConfig
 from sao_core.environments import base as environments
+from sao_core.outside import Outside
 from sao_core.trajectory import Purpose
 
 logger = logging.getLogger(__name__)
@@ -92,7 +94,13 @@ def learner(
         attempt=attempt,
     )
     batches = LedgerBatches(
-        ledger, TrajectoryStore(objects), run_id, resolve(config), config.learner.batch_size, attempt=attempt
+        ledger,
+        TrajectoryStore(objects),
+        run_id,
+        resolve(config),
+        config.learner.batch_size,
+        attempt=attempt,
+        ends=config.environment.ends,
     )
     training = Training(
         config,
@@ -140,6 +148,19 @@ def evaluator(
     _serve(channel, run_id, attempt, settings, config, threads, (Purpose.EVALUATE,))
 
 
+def lone_evaluator(
+    channel: Channel, run_id: str, attempt: int, settings: Settings, config: TrainConfig, threads: int
+) -> None:
+    """The evaluation process of a run that has no learner: publishes the model itself, then serves."""
+    from infra.evaluated_model import publish_model
+
+    channel.progress(state="publishing the model")
+    ledger = Ledger(settings.database_url)
+    policies = PolicyStore(ObjectStore.from_settings(settings), ledger, settings.cache)
+    publish_model(ledger, policies, run_id, attempt, config.model.path, config.seed, settings.scratch)
+    evaluator(channel, run_id, attempt, settings, config, threads)
+
+
 def _serve(
     channel: Channel,
     run_id: str,
@@ -151,6 +172,9 @@ def _serve(
 ) -> None:
     import torch
 
+    from infra.agent_process import AgentPrograms
+    from infra.capture import CaptureEndpoint
+    from infra.chat_models import HttpChatModels
     from sao_core.rollout.worker import run_worker
 
     torch.set_num_threads(threads)
@@ -166,11 +190,20 @@ def _serve(
         ledger, TrajectoryStore(objects), run_id, worker, flush_interval_s=config.rollout.flush_interval_s
     )
     feed = PolicyStore(objects, ledger, settings.cache).feed(run_id)
+    sandbox = Sandbox(settings.sandbox)
+    outside = Outside(
+        code_runner=sandbox,
+        chat_models=HttpChatModels(ChatKeys.from_environment()),
+        chat_endpoint=CaptureEndpoint(),
+        program_starter=AgentPrograms(),
+    )
     try:
-        stats = run_worker(config, requests, writer, feed, environment, tasks, channel.stop.is_set)
+        stats = run_worker(config, requests, writer, feed, environment, tasks, channel.stop.is_set, outside=outside)
     except Exception:
         requests.report_failure(traceback.format_exc())
         raise
+    finally:
+        sandbox.close()
     writer.close()
     requests.release()
     logger.info("%s: %s", worker, stats)

@@ -6,10 +6,14 @@ choices of training (those are `sao_core.config`). Nothing here opens or creates
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
+
+SANDBOXES = ("auto", "bubblewrap", "namespaces", "none")
 
 
 class SettingsError(ValueError):
@@ -40,6 +44,9 @@ class Settings:
     """`SAO_PREFECT_PORT`: where `sao up` serves Prefect."""
     mlflow_port: int = 5000
     """`SAO_MLFLOW_PORT`: where `sao up` serves MLflow."""
+    sandbox: str = "auto"
+    """`SAO_SANDBOX`: how code that a model wrote is kept apart: `auto` takes `bubblewrap` if it is installed, else
+    `namespaces`; where neither works such code is not run. `none` runs it as this user, with network and files."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, directory: Path | None = None) -> Settings:
@@ -62,6 +69,7 @@ class Settings:
             mlflow_pages=(env.get("SAO_MLFLOW_PAGES") or "").rstrip("/") or None,
             prefect_port=_port(env, "SAO_PREFECT_PORT", cls.prefect_port),
             mlflow_port=_port(env, "SAO_MLFLOW_PORT", cls.mlflow_port),
+            sandbox=_sandbox(env.get("SAO_SANDBOX") or cls.sandbox),
         )
 
     def as_environment(self) -> dict[str, str]:
@@ -73,6 +81,7 @@ class Settings:
             "MLFLOW_TRACKING_URI": self.tracking_uri,
             "SAO_PREFECT_PORT": str(self.prefect_port),
             "SAO_MLFLOW_PORT": str(self.mlflow_port),
+            "SAO_SANDBOX": self.sandbox,
         }
         optional = {
             "AWS_ENDPOINT_URL_S3": self.s3_endpoint_url,
@@ -131,11 +140,51 @@ class Logins:
         )
 
 
+@dataclass(frozen=True)
+class ChatKeys:
+    """Keys of the chat models that environments ask (judges); apart from `Settings`, which is printed and handed
+    around. Each process reads them itself; they are stored with nothing."""
+
+    everywhere: str | None = field(default=None, repr=False)
+    """`SAO_CHAT_API_KEY`: the key for every endpoint that `by_place` does not name."""
+    by_place: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """`SAO_CHAT_API_KEYS`: a JSON object from host, host:port or address to its key. Where others may start runs,
+    set this one alone: a key then goes only where it belongs."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> ChatKeys:
+        """Read the variables (default: this process's); raises SettingsError, which shows no key."""
+        env = os.environ if environ is None else environ
+        try:
+            by_place = json.loads(env.get("SAO_CHAT_API_KEYS") or "{}")
+        except ValueError:
+            by_place = None
+        if not isinstance(by_place, dict) or not all(isinstance(key, str) for key in by_place.values()):
+            raise SettingsError('SAO_CHAT_API_KEYS must be a JSON object of texts such as {"api.openai.com": "sk-…"}')
+        return cls((env.get("SAO_CHAT_API_KEY") or "").strip() or None, by_place)
+
+    def key_for(self, url: str) -> str | None:
+        """The key of an endpoint: that of the longest place that it lies in, else the one for all."""
+        parts = urlsplit(url)
+        lies_in = [
+            place
+            for place in self.by_place
+            if place in (parts.netloc, parts.hostname) or f"{url.rstrip('/')}/".startswith(f"{place.rstrip('/')}/")
+        ]
+        return self.by_place[max(lies_in, key=len)] if lies_in else self.everywhere
+
+
 def _port(env: Mapping[str, str], name: str, default: int) -> int:
     value = env.get(name) or str(default)
     if not value.isdecimal() or not 0 < int(value) < 65536:
         raise SettingsError(f"{name} must be a port from 1 to 65535: got {value}")
     return int(value)
+
+
+def _sandbox(value: str) -> str:
+    if value not in SANDBOXES:
+        raise SettingsError(f"SAO_SANDBOX must be one of {', '.join(SANDBOXES)}: got {value}")
+    return value
 
 
 def _database_url(value: str | None, home: Path) -> str:

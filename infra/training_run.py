@@ -47,6 +47,9 @@ def cpu_threads(config: TrainConfig) -> tuple[int, int, int]:
     """Threads of (learner alone, learner beside workers, each worker); asynchronous ones share the cores."""
     cores = len(os.sched_getaffinity(0))
     workers = config.rollout.workers
+    if config.evaluation.alone:
+        each = config.rollout.threads or max(1, cores // workers)
+        return each, each, each
     per_worker = max(1, cores // (workers + 1)) if config.asynchrony.enabled else cores
     beside = max(1, cores - workers * per_worker) if config.asynchrony.enabled else cores
     alone = config.learner.threads or cores
@@ -75,7 +78,7 @@ class TrainingRun:
         self.ledger = ledger
         self.algorithm = resolve(config)
         self.issuer = PromptIssuer(self.ledger, run_id, config)
-        self.evaluations = EvaluationDesk(self.ledger, run_id, config.environment.name)
+        self.evaluations = EvaluationDesk(self.ledger, run_id, config)
         self.children = ChildGroup(settings.logs(run_id))
         self.tracker = Tracker(self.ledger, run_id, settings, config) if config.tracking.enabled else None
         self._stop_reason: str | None = None
@@ -88,7 +91,7 @@ class TrainingRun:
         self._buried: set[str] = set()
 
     def start(self) -> None:
-        """Start learner, evaluator and rollout workers; returns before they are up."""
+        """Start learner, evaluator and rollout workers (evaluation alone: evaluators); returns before they are up."""
         alone, beside_workers, per_worker = cpu_threads(self.config)
         config = self.config.model_copy(update={"model": self.config.model.model_copy(update={"path": self._model})})
         common = {
@@ -99,14 +102,23 @@ class TrainingRun:
         }
         learner = common | {"threads": (alone, beside_workers)}
         worker = common | {"threads": per_worker}
-        self.children.start(LEARNER, "infra.roles:learner", learner, when_orphaned="stop")
-        for name in (*(f"rollout-{index}" for index in range(self.config.rollout.workers)), EVALUATOR):
-            target = "infra.roles:evaluator" if name == EVALUATOR else "infra.roles:rollout_worker"
+        if not config.evaluation.alone:
+            self.children.start(LEARNER, "infra.roles:learner", learner, when_orphaned="stop")
+        for name, target in self._workers().items():
             self.children.start(
                 name, target, worker, threads=per_worker, restarts=self.config.rollout.restarts, fatal=(CONFIG_ERROR,)
             )
         if self.tracker is not None:
             self.tracker.start()
+
+    def _workers(self) -> dict[str, str]:
+        """Name of a process that makes rollouts → its role."""
+        count = self.config.rollout.workers
+        if self.config.evaluation.alone:
+            more = {f"{EVALUATOR}-{index}": "infra.roles:evaluator" for index in range(1, count)}
+            return {EVALUATOR: "infra.roles:lone_evaluator", **more}
+        rollouts = {f"rollout-{index}": "infra.roles:rollout_worker" for index in range(count)}
+        return {**rollouts, EVALUATOR: "infra.roles:evaluator"}
 
     def command(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -51,7 +52,7 @@ SCALAR_TYPES: dict[str, pa.DataType] = {
     "num_segments": pa.int32(),
     "group": pa.int64(),
     "turns": pa.list_(pa.struct([("role", pa.string()), ("start", pa.int32()), ("stop", pa.int32())])),
-    "messages": pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])),
+    "messages": pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("extra", pa.string())])),
     "sampling": pa.struct(
         [("temperature", pa.float64()), ("top_p", pa.float64()), ("top_k", pa.int32()), ("greedy", pa.bool_())]
     ),
@@ -63,6 +64,7 @@ SCALAR_TYPES: dict[str, pa.DataType] = {
     "difficulty": pa.string(),
     "reward_parts": pa.map_(pa.string(), pa.float64()),
     "timings": pa.map_(pa.string(), pa.float64()),
+    "info": pa.string(),
 }
 
 SCHEMA = pa.schema(
@@ -91,7 +93,7 @@ def row_sha256(trajectory: Trajectory) -> str:
 def encode(trajectories: Sequence[Trajectory], notes: Mapping[str, str] | None = None) -> bytes:
     """The complete bytes of a Parquet file with one row per trajectory, in order; ``notes`` go to its metadata."""
     columns: list[pa.Array] = [
-        pa.array([_plain(getattr(t, name)) for t in trajectories], type=SCALAR_TYPES[name]) for name in SCALAR_FIELDS
+        pa.array([_stored(t, name) for t in trajectories], type=SCALAR_TYPES[name]) for name in SCALAR_FIELDS
     ]
     offsets = np.cumsum([0, *(t.num_tokens for t in trajectories)], dtype=np.int32)
     for name in ARRAY_FIELDS:
@@ -130,18 +132,35 @@ def decode(file: pq.ParquetFile, rows: Sequence[int]) -> list[Trajectory]:
 
 
 def _trajectory(row: pa.Table) -> Trajectory:
-    values: dict[str, Any] = {name: row.column(name)[0].as_py() for name in SCALAR_FIELDS}
+    there = set(row.column_names)  # files of earlier versions have no `info`, and messages without `extra`
+    values: dict[str, Any] = {name: row.column(name)[0].as_py() for name in SCALAR_FIELDS if name in there}
     for name in ARRAY_FIELDS:
         array = row.column(name)[0].values.to_numpy(zero_copy_only=False)
         values[name] = np.array(array, dtype=ARRAY_TYPES[name][1])
     values["purpose"] = Purpose(values["purpose"])
     values["outcome"] = Outcome(values["outcome"])
     values["turns"] = tuple(Turn(Role(t["role"]), t["start"], t["stop"]) for t in values["turns"])
-    values["messages"] = tuple(Message(Role(m["role"]), m["content"]) for m in values["messages"])
+    values["messages"] = tuple(
+        Message(Role(m["role"]), m["content"], json.loads(m.get("extra") or "{}")) for m in values["messages"]
+    )
     values["sampling"] = Sampling(**values["sampling"])
     values["reward_parts"] = dict(values["reward_parts"])
     values["timings"] = dict(values["timings"])
+    values["info"] = json.loads(values.get("info") or "{}")
     return Trajectory(**values)
+
+
+def _stored(trajectory: Trajectory, name: str) -> Any:
+    """A field as its column takes it; what an environment or a template needs is JSON, so that it may be anything."""
+    value = getattr(trajectory, name)
+    if name == "info":
+        return json.dumps(dict(value)) if value else None
+    if name == "messages":
+        return [
+            {"role": m.role, "content": m.content, "extra": json.dumps(dict(m.extra)) if m.extra else None}
+            for m in value
+        ]
+    return _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -5,11 +5,16 @@ Defaults are the ones to recommend. Nothing here reads files or environment vari
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from sao_core.sections import ConfigError as ConfigError
+from sao_core.sections import Section as Section
+from sao_core.sections import explain as explain
+from sao_core.sections import nearest as nearest
+from sao_core.sections import setting_names as setting_names
 
 AlgorithmName = Literal[
     "sao",
@@ -26,29 +31,14 @@ AlgorithmName = Literal[
 ]
 
 
-class ConfigError(ValueError):
-    """Input that cannot be run; the message is one line with the value and the way out."""
-
-
-def _as_a_form(schema: dict[str, Any]) -> None:
-    """Forms sort fields by ``position`` and label them by ``title``: as declared, by the names that `--set` takes."""
-    for position, (name, field) in enumerate(schema.get("properties", {}).items()):
-        field.update(position=position, title=name)
-
-
-class Section(BaseModel):
-    """Base of every group of settings: frozen, no unknown keys, fields in declared order."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_as_a_form)
-
-
 class ModelConfig(Section):
     """The policy to start from."""
 
     path: str = Field(
         "tiny",
-        description="A local Hugging Face folder of a causal LM, or `tiny`: a Qwen3-MoE model of under a million "
-        "parameters that is built from nothing. A folder that `sao export` wrote brings its critic along.",
+        description="A local Hugging Face folder of a causal LM (one that `sao export` wrote brings its critic along), "
+        "`models:/NAME@champion`, `run:RUN@STEP`, or `tiny`: a Qwen3-MoE model of under a million parameters, built "
+        "from nothing.",
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of weights and activations.")
     logprob_chunk_tokens: int = Field(
@@ -64,10 +54,29 @@ class ModelConfig(Section):
 class EnvironmentConfig(Section):
     """The tasks that the agent is trained on."""
 
-    name: str = Field("calculator", description="`calculator`, `jsonl`, or your own as `module:attribute`.")
+    name: str = Field(
+        "calculator", description="One that comes with the package (docs/environments.md), or `module:attribute`."
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="The environment's own settings; `sao settings` lists them."
     )
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="Passes over a finite set of tasks, after which the run ends, its last batch smaller if need be; "
+        "empty: as many as `learner.updates` take.",
+    )
+    drop_after: int | None = Field(
+        None,
+        ge=2,
+        description="A prompt of a finite set whose last this many rollouts all earned the same, solved or hopeless, "
+        "is asked no more; another takes its place. Empty: all are asked again.",
+    )
+
+    @property
+    def ends(self) -> bool:
+        """Whether the tasks may come to an end before the updates do."""
+        return self.epochs is not None or self.drop_after is not None
 
 
 class AlgorithmConfig(Section):
@@ -108,7 +117,7 @@ class LoraConfig(Section):
     """Low-rank adapters instead of all weights: less memory, and a backward pass without most weight gradients."""
 
     rank: int = Field(16, ge=1, description="Rank of the adapters.")
-    alpha: float = Field(32.0, gt=0, description="Their scale: alpha ÷ rank times B·A is added to a weight.")
+    alpha: int = Field(32, ge=1, description="Their scale: alpha ÷ rank times B·A is added to a weight.")
     targets: tuple[str, ...] | None = Field(
         None, description="Names of the linear layers that get one, e.g. `q_proj`; empty: all but the output head."
     )
@@ -266,8 +275,20 @@ class EvaluationConfig(Section):
 
     every: int = Field(20, ge=0, description="Updates between evaluations; 0 evaluates only at start and end.")
     prompts: int = Field(128, ge=1, description="Held-out prompts.")
-    samples_per_prompt: int = Field(1, ge=1, description="Sampled rollouts per prompt, at temperature 1.")
+    samples_per_prompt: int = Field(1, ge=1, description="Sampled rollouts per prompt. Paper: 16 (BeyondAIME: 4).")
     greedy: bool = Field(True, description="Evaluate greedily as well.")
+    temperature: float = Field(1.0, gt=0, description="Of the sampled rollouts. Paper: 1.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Share of the likeliest tokens drawn from. Paper: 1, all.")
+    top_k: int = Field(0, ge=0, description="How many of the likeliest tokens are drawn from; 0: all, as in the paper.")
+    suite: str | None = Field(None, description="Name of the tasks in metrics; empty takes the environment's.")
+    alone: bool = Field(False, description="The run evaluates `model.path` and trains nothing; `sao evaluate` sets it.")
+
+    @field_validator("suite")
+    @classmethod
+    def _suite_is_a_name(cls, value: str | None) -> str | None:
+        if value is not None and (not value.strip() or any(c in value for c in '/\\"\n\0')):
+            raise ValueError(f"must be a plain name without slashes: got {value!r}")
+        return value
 
 
 class TrackingConfig(Section):
@@ -361,6 +382,11 @@ class TrainConfig(Section):
         return self.asynchrony.run_ahead if self.asynchrony.enabled else 0
 
     @property
+    def suite(self) -> str:
+        """What its evaluations are called in metrics."""
+        return self.evaluation.suite or self.environment.name
+
+    @property
     def outstanding(self) -> int:
         """Rollouts for training that may be in the making or ready at a time."""
         return (self.run_ahead + 1) * self.learner.batch_size
@@ -372,38 +398,3 @@ def parse_config(values: Mapping[str, Any]) -> TrainConfig:
         return TrainConfig.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError(explain(error, TrainConfig)) from None
-
-
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first problem of a validation error as one line: setting, rule, value, way out."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"unknown setting `{where}`{nearest(where, setting_names(model))}"
-    message = first["msg"].removeprefix("Value error, ")
-    if not where:
-        return message
-    rule = message[0].lower() + message[1:]
-    rule = rule.removeprefix("input should be ").removeprefix("value ")
-    if "got" in rule:
-        return f"{where} {rule}"
-    return f"{where} must be {rule}: got {first['input']!r}"
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """`; did you mean …?` with the closest known name, or the names there are."""
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if matches:
-        return f"; did you mean `{matches[0]}`?"
-    return f"; there are: {', '.join(known)}" if len(known) <= 20 else ""
-
-
-def setting_names(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Dotted names of all settings of a model, sections included."""
-    names: list[str] = []
-    for key, info in model.model_fields.items():
-        names.append(prefix + key)
-        for kind in (info.annotation, *get_args(info.annotation)):  # a section may be optional
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                names += setting_names(kind, f"{prefix}{key}.")
-    return names

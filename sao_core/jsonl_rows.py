@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sao_core.config import ConfigError
+from sao_core.tool_calls import MalformedToolCall, calls_of
 from sao_core.trajectory import Message, Role
 
 
@@ -39,17 +41,39 @@ def _object(line: str, where: str) -> dict[str, Any]:
 
 
 def messages_of(row: dict[str, Any], where: str) -> tuple[Message, ...]:
-    """The ``messages`` of a row: a list of objects with ``role`` and ``content``. Raises ConfigError."""
+    """The ``messages`` of a row: objects with ``role`` and ``content``, in OpenAI's shape also ``tool_calls``,
+    ``tool_call_id`` and ``name``. The row's ``tools`` go with the first message. Raises ConfigError.
+    """
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ConfigError(f"{where}: `messages` must be a list of at least one message: got {messages!r:.60}")
-    return tuple(_message(message, f"{where}: message {number}") for number, message in enumerate(messages, start=1))
+    first, *rest = (_message(message, f"{where}: message {number}") for number, message in enumerate(messages, start=1))
+    if tools := row.get("tools"):
+        if not isinstance(tools, list) or not all(_is_function(tool) for tool in tools):
+            raise ConfigError(f"{where}: `tools` must be a list of function schemas with a `name`: got {tools!r:.60}")
+        first = replace(first, extra={**first.extra, "tools": tools})
+    return first, *rest
+
+
+def _is_function(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def _message(value: Any, where: str) -> Message:
-    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+    calls = value.get("tool_calls") if isinstance(value, dict) else None
+    content = value.get("content") if isinstance(value, dict) else None
+    if content is None and calls:
+        content = ""
+    if not isinstance(content, str):
         raise ConfigError(f"{where} must be an object with a text `content`: got {value!r:.60}")
     role = value.get("role")
     if role not in list(Role):
         raise ConfigError(f"{where}: `role` must be one of {', '.join(Role)}: got {role!r:.60}")
-    return Message(Role(role), value["content"])
+    if calls:
+        try:
+            calls_of(calls)
+        except MalformedToolCall as error:
+            raise ConfigError(f"{where}: `tool_calls`: {error}") from None
+    extra = {name: value[name] for name in ("tool_calls", "tool_call_id", "name") if value.get(name)}
+    return Message(Role(role), content, extra)

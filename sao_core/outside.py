@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from sao_core.agent_programs import ChatEndpoint, Programs
 from sao_core.trajectory import Message
 
 
@@ -117,6 +118,8 @@ class Outside:
 
     code_runner: CodeRunner | None = None
     chat_models: ChatModels | None = None
+    chat_endpoint: ChatEndpoint | None = None
+    program_starter: Programs | None = None
 
     @property
     def code(self) -> CodeRunner:
@@ -131,3 +134,17 @@ class Outside:
         if self.chat_models is None:
             raise NotLent("this environment asks another model, and this process may not")
         return self.chat_models
+
+    @property
+    def endpoint(self) -> ChatEndpoint:
+        """Where programs ask the policy; raises :class:`NotLent` without one."""
+        if self.chat_endpoint is None:
+            raise NotLent("this environment serves the policy to a program, and this process has no endpoint")
+        return self.chat_endpoint
+
+    @property
+    def programs(self) -> Programs:
+        """Who starts the user's programs; raises :class:`NotLent` without one."""
+        if self.program_starter is None:
+            raise NotLent("this environment starts a program of its own, and this process may not")
+        return self.program_starter

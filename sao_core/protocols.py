@@ -107,11 +107,18 @@ class Batch:
     """Rollouts that were ready beyond this batch."""
 
 
+class TasksOver(Exception):
+    """All tasks were asked as often as they should be, and every rollout of them is used."""
+
+
 class BatchSource(Protocol):
     """Where the learner gets complete rollouts."""
 
     def claim(self, step: int) -> Batch | None:
-        """The oldest ready rollouts for this step (the same ones if asked again), or None if too few."""
+        """The oldest ready rollouts for this step (the same ones if asked again), or None if too few.
+
+        Fewer than a batch only as the last ones of all; after those, raises :class:`TasksOver`.
+        """
         ...
 
     def collected(self, purpose: Purpose) -> int:

@@ -5,7 +5,7 @@ Pure functions of what a step has computed. A figure that is undefined (one samp
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -25,7 +25,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], rejected: Mapping[str, str]) ->
     """Rewards, lengths and outcomes of a batch as it came; rollouts that failed have no reward.
 
     `rollout/tokens`, `rollout/action_tokens` and `rollout/turns` are means per rollout; `rollout/rejected/<reason>`
-    counts the rollouts that are not trained on.
+    counts the rollouts that are not trained on. In a mixture `reward/mean/<environment>` is of each that came.
     """
     tokens = [sum(s.num_tokens for s in rollout) for rollout in rollouts]
     scored = [rollout[0].score for rollout in rollouts if rollout[0].outcome not in UNTRAINABLE]
@@ -40,6 +40,12 @@ def rollout_metrics(rollouts: Sequence[Rollout], rejected: Mapping[str, str]) ->
     }
     if scored:
         metrics["reward/mean"] = float(np.mean(scored))
+    parts: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout[0].outcome not in UNTRAINABLE:
+            parts[rollout[0].environment].append(rollout[0].score)
+    if len({rollout[0].environment for rollout in rollouts}) > 1:
+        metrics |= {f"reward/mean/{name}": float(np.mean(scores)) for name, scores in parts.items()}
     return metrics | {f"rollout/rejected/{reason}": float(count) for reason, count in reasons.items()}
 
 

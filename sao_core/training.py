@@ -25,7 +25,7 @@ from sao_core.environments.base import EnvironmentSpec
 from sao_core.learner import Learner
 from sao_core.models.policy import load_policy, load_tokenizer, resolve_device, save_policy
 from sao_core.models.tiny import build_tiny
-from sao_core.protocols import Batch, BatchSource, Rollout, UpdateRecord, UpdateSink
+from sao_core.protocols import Batch, BatchSource, Rollout, TasksOver, UpdateRecord, UpdateSink
 from sao_core.rollout.renderer import Renderer
 from sao_core.trajectory import Message, Purpose
 from sao_core.value_pretraining import pretrain_value
@@ -182,13 +182,19 @@ class Training:
 
     # --- one step -------------------------------------------------------------------------------
 
-    def update_value(self, step: int) -> dict[str, float]:
-        """Claim the batch of ``step`` and make the K critic updates on it. A committed step is left alone."""
+    def update_value(self, step: int) -> dict[str, float] | None:
+        """Claim the batch of ``step`` and make the K critic updates on it. A committed step is left alone.
+
+        None if the tasks are over, so that there is no such step.
+        """
         if step == self.step:
             return {}
         orchestration_s = time.monotonic() - self._idle_since
         waiting_since = time.monotonic()
-        self._batch = self._collect(step)
+        try:
+            self._batch = self._collect(step)
+        except TasksOver:
+            return None
         learner_wait_s = time.monotonic() - waiting_since
         if not self._compared_logprobs:
             self._compare_logprobs(list(self._batch.rollouts))

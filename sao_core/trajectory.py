@@ -60,7 +60,8 @@ class Message:
     role: Role
     content: str
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What else chat templates read of a message, as OpenAI names it: ``tool_calls``, ``tool_call_id``, ``name``."""
+    """What else chat templates read of a message, as OpenAI names it: ``tool_calls``, ``tool_call_id``, ``name``; in a
+    demonstration's first message also ``tools``, those that its prompt shows. JSON values, since it is stored."""
 
     def as_dict(self) -> dict[str, Any]:
         """The mapping that chat templates expect."""
@@ -124,6 +125,8 @@ class Trajectory:
     difficulty: str = ""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
+    info: Mapping[str, str | float | bool] = field(default_factory=dict)
+    """What the environment left beside rewards, e.g. the final ``patch`` of a repair."""
 
     @property
     def num_tokens(self) -> int:

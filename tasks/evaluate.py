@@ -8,6 +8,12 @@ from prefect.cache_policies import NO_CACHE
 from infra.training_run import TrainingRun
 
 
+@task(name="publish model", task_run_name="publish model", cache_policy=NO_CACHE)
+def wait_for_model(run: TrainingRun) -> None:
+    """Wait until the evaluator has stored and announced the model."""
+    run.wait(lambda: run.ledger.newest_policy(run.run_id, announced=True) is not None, "publishing the model")
+
+
 @task(name="request evaluation", task_run_name="request evaluation of step {step}", cache_policy=NO_CACHE)
 def request_evaluation(run: TrainingRun, step: int) -> None:
     """Ask for an evaluation of the newest policy; a step is evaluated once."""

@@ -9,18 +9,19 @@ from infra.training_run import TrainingRun
 
 
 @task(name="update", task_run_name="update {step}", cache_policy=NO_CACHE)
-def update(run: TrainingRun, step: int) -> dict[str, float]:
+def update(run: TrainingRun, step: int) -> dict[str, float] | None:
     """Claim a batch, make K critic updates and one policy update on it, commit and publish.
 
     While the learner is busy, issue the rollouts that the last publication released, and write down evaluations that
     are done. One task run an update, since each costs the Prefect server tens of milliseconds. Asking again for a
-    committed step does nothing.
+    committed step does nothing. None if the tasks are over, so that there is no such step.
     """
 
     def catch_up() -> None:
         run.issuer.fill()
         run.evaluations.collect()
 
-    run.command("update_value", alongside=catch_up, step=step)
+    if run.command("update_value", alongside=catch_up, step=step) is None:
+        return None
     metrics: dict[str, float] = run.command("update_policy", step=step)
     return metrics

@@ -1,9 +1,10 @@
-"""The commands for models in MLflow's registry: `sao promote` and `sao rollback`."""
+"""The commands for models: `sao promote` and `sao rollback` in MLflow's registry, `sao import-gguf` to bring one."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -47,6 +48,20 @@ def rollback(
     from infra.tracking import promotion
 
     _say(promotion.rollback(Settings.from_environment(), name), as_json)
+
+
+@app.command("import-gguf")
+def import_gguf(
+    source: Annotated[str, typer.Argument(help="A .gguf file, or an installed package that ships one.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write the model folder.")],
+) -> None:
+    """Turn a GGUF file into a model folder that `model.path` takes."""
+    from sao_core.models import gguf
+
+    file = gguf.find_gguf(source)
+    with Console(stderr=True).status(f"reading {file.name} …"):
+        gguf.import_gguf(file, folder)
+    console.print(f"{file.name} is in {folder}; train it with model.path={folder}", markup=False, soft_wrap=True)
 
 
 def _say(done: Any, as_json: bool) -> None:

@@ -71,10 +71,10 @@ def _apply(values: dict[str, Any], override: str) -> None:
         inner = target.get(section)
         target[section] = dict(inner) if isinstance(inner, dict) else {}
         target = target[section]
-    target[last] = _scalar(text)
+    target[last] = scalar(text)
 
 
-def _scalar(text: str) -> Any:
+def scalar(text: str) -> Any:
     """The YAML value of an override; ``1e-4`` is a number here, which YAML 1.1 takes for a string."""
     try:
         value = yaml.safe_load(text)

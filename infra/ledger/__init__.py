@@ -13,6 +13,7 @@ Nothing here reads or writes files of the object store.
 from __future__ import annotations
 
 from infra.ledger.evaluations import EvaluationLedger
+from infra.ledger.frontier import FrontierLedger
 from infra.ledger.history import TrajectoryHistory
 from infra.ledger.parts import PartLedger
 from infra.ledger.policies import PolicyLedger
@@ -77,6 +78,7 @@ __all__ = [
 
 class Ledger(
     RunLedger,
+    FrontierLedger,
     RequestLedger,
     PartLedger,
     TrajectoryLedger,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from infra.ledger.database import Database, clock, reads, writes_durably
 from infra.ledger.history import pinned, trajectory_row
 from infra.ledger.records import EvaluationRecord, Notable, TrajectoryRow, TrajectoryState
 from infra.ledger.transitions import dump_metrics, insert_new, load_metrics
-from infra.models import Evaluation, EvaluationOrder, TrajectoryEntry
+from infra.models import Evaluation, EvaluationOrder, Request, TrajectoryEntry
 
 
 class EvaluationLedger(Database):
@@ -27,6 +28,7 @@ class EvaluationLedger(Database):
         suite: str,
         metrics: Mapping[str, float],
         policy_sha256: str,
+        settings: Mapping[str, Any] | None = None,
     ) -> bool:
         """Store the result of a suite on a policy version; False if it was there (then the first one stands)."""
         row = {
@@ -37,6 +39,7 @@ class EvaluationLedger(Database):
             "metrics_json": dump_metrics(metrics),
             "policy_sha256": policy_sha256,
             "created_at": clock(),
+            "settings_json": json.dumps(settings or {}, sort_keys=True),
         }
         ordered = (EvaluationOrder.run_id == run_id, EvaluationOrder.version == version)
         connection.execute(update(EvaluationOrder).where(*ordered).values(reported=True))
@@ -47,6 +50,12 @@ class EvaluationLedger(Database):
         """Policy versions whose evaluation was asked for and that have no result yet."""
         statement = select(EvaluationOrder.version).where(EvaluationOrder.run_id == run_id, ~EvaluationOrder.reported)
         return list(connection.execute(statement.order_by(EvaluationOrder.version)).scalars())
+
+    @reads
+    def prompts_evaluated(self, connection: Connection, run_id: str, version: int) -> int:
+        """How many different prompts were asked for in the evaluation of a version."""
+        asked = pinned(run_id, version).with_only_columns(func.count(Request.prompt_key.distinct()))
+        return connection.execute(asked).scalar_one()
 
     @reads
     def evaluations(self, connection: Connection, run_id: str, after: int = 0) -> list[EvaluationRecord]:
@@ -65,6 +74,7 @@ class EvaluationLedger(Database):
                 metrics=load_metrics(row.metrics_json),
                 policy_sha256=row.policy_sha256,
                 created_at=row.created_at,
+                settings=json.loads(row.settings_json or "{}"),
             )
             for row in connection.execute(statement)
         ]

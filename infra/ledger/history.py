@@ -242,6 +242,8 @@ def trajectory_row(row: Row[Any]) -> TrajectoryRow:
         trained_step=row.trained_step,
         rewound=row.rewound,
         recorded_at=row.recorded_at,
+        duration_s=row.duration_s,
+        environment_version=row.environment_version,
     )
 
 

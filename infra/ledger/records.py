@@ -146,6 +146,9 @@ class TrajectoryRow:
     rewound: int = 0
     """How often a rewind made it ready again; such rollouts are never refused for age."""
     recorded_at: float = 0.0
+    duration_s: float | None = None
+    """Of the whole rollout, from its reset on."""
+    environment_version: str | None = None
 
     @classmethod
     def of(cls, trajectory: Trajectory, object_key: str, object_row: int, sha256: str) -> TrajectoryRow:
@@ -173,6 +176,8 @@ class TrajectoryRow:
             version_min=trajectory.version_min,
             version_max=trajectory.version_max,
             greedy=trajectory.sampling.greedy,
+            duration_s=trajectory.timings.get("duration_s"),
+            environment_version=trajectory.environment_version,
         )
 
 
@@ -283,6 +288,8 @@ class EvaluationRecord:
     metrics: Mapping[str, float]
     policy_sha256: str
     created_at: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What it was made with, as JSON values: see :mod:`infra.evaluations`; empty for those of old versions."""
 
 
 @dataclass(frozen=True)

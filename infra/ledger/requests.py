@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select, union_all, update
 
 from infra.ledger.database import Database, clock, reads, writes
+from infra.ledger.frontier import advance_frontier
 from infra.ledger.records import (
     TRAINING,
     Fenced,
@@ -33,7 +34,7 @@ from infra.ledger.transitions import (
     require_attempt,
     settle_parts,
 )
-from infra.models import EvaluationOrder, Frontier, Policy, Request, Run, TrajectoryEntry, Worker
+from infra.models import EvaluationOrder, Policy, Request, Run, TrajectoryEntry, Worker
 from sao_core.protocols import RolloutRequest
 from sao_core.trajectory import Purpose
 
@@ -69,7 +70,7 @@ class RequestLedger(Database):
         for purpose in purposes:
             mine = [request for request in requests if request.purpose == purpose]
             prompts = sum(request.group is None for request in mine) + len({r.group for r in mine} - {None})
-            if not _advance_frontier(connection, run_id, purpose, prompts, frontier):
+            if not advance_frontier(connection, run_id, purpose, prompts, frontier):
                 return []
         after = connection.execute(
             update(Run)
@@ -104,11 +105,6 @@ class RequestLedger(Database):
         ]
         insert_all(connection, Request, rows)
         return numbers
-
-    @reads
-    def prompts_issued(self, connection: Connection, run_id: str, purpose: Purpose = Purpose.TRAIN) -> int:
-        """How many prompts of a purpose were issued so far (a group counts once): the prompt frontier."""
-        return prompts_issued(connection, run_id, purpose)
 
     @reads
     def outstanding(self, connection: Connection, run_id: str) -> int:
@@ -328,12 +324,6 @@ class RequestLedger(Database):
         ]
 
 
-def prompts_issued(connection: Connection, run_id: str, purpose: Purpose) -> int:
-    """The prompt frontier of a purpose, inside a transaction."""
-    statement = select(Frontier.prompts).where(Frontier.run_id == run_id, Frontier.purpose == purpose)
-    return connection.execute(statement).scalar_one_or_none() or 0
-
-
 def take_back(connection: Connection, run_id: str, worker: str | None = None) -> int:
     """Give up the attempts whose lease ran out, or those of a dead worker."""
     leased = (Request.run_id == run_id, Request.state == RequestState.LEASED)
@@ -368,16 +358,6 @@ def _end_of_window(connection: Connection, run_id: str, window: int) -> int | No
     outstanding = union_all(asked, made).subquery()
     oldest = select(outstanding.c.number).order_by(outstanding.c.number).offset(window - 1).limit(1)
     return connection.execute(oldest).scalar_one_or_none()
-
-
-def _advance_frontier(
-    connection: Connection, run_id: str, purpose: Purpose, prompts: int, expected: int | None
-) -> bool:
-    insert_new(connection, Frontier, {"run_id": run_id, "purpose": purpose, "prompts": 0})
-    statement = update(Frontier).where(Frontier.run_id == run_id, Frontier.purpose == purpose)
-    if expected is not None:
-        statement = statement.where(Frontier.prompts == expected)
-    return connection.execute(statement.values(prompts=Frontier.prompts + prompts)).rowcount == 1
 
 
 def _check_groups(connection: Connection, run_id: str, sizes: Mapping[int, int]) -> None:

@@ -14,7 +14,7 @@ import infra
 from infra.ledger.database import Database, Mode
 from infra.ledger.records import LedgerTooNew
 
-HEAD = "0002"
+HEAD = "0004"
 """The newest revision in `infra/migrations/versions`."""
 
 MIGRATIONS = Path(infra.__file__).parent / "migrations"

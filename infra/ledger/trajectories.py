@@ -234,6 +234,8 @@ def _values(row: TrajectoryRow, request: Row[Any], now: float) -> dict[str, Any]
         "version_min": row.version_min,
         "version_max": row.version_max,
         "recorded_at": now,
+        "duration_s": row.duration_s,
+        "environment_version": row.environment_version,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, exists, func, select, update
 
 from infra.ledger.database import Database, clock, reads, writes_durably
+from infra.ledger.frontier import prompts_issued
 from infra.ledger.policies import insert_policy
 from infra.ledger.records import (
     CheckpointRecord,
@@ -17,7 +18,6 @@ from infra.ledger.records import (
     TrajectoryState,
     UpdateRow,
 )
-from infra.ledger.requests import prompts_issued
 from infra.ledger.trajectories import claimed_rows, reject
 from infra.ledger.transitions import (
     GivenUp,

@@ -95,6 +95,11 @@ def _note(run: RunRecord, config: TrainConfig, settings: Settings) -> str:
     """The description of a run on its page."""
     page = _flow_run_url(run, settings)
     where = f" · [flow run in Prefect]({page})" if page else ""
+    if config.evaluation.alone:
+        return (
+            f"evaluation of `{config.model.path}` on {config.suite}, seed {config.seed}{where}\n\n"
+            f"`sao show {run.run_id}` · `sao compare {run.run_id} ANOTHER`"
+        )
     return (
         f"{run.algorithm} on {config.environment.name}, from `{config.model.path}`, seed {config.seed}{where}\n\n"
         f"`sao show {run.run_id}` · `sao verify {run.run_id}` · `sao promote {run.run_id}`"

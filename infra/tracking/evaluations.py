@@ -36,6 +36,14 @@ def find_child(there: Destination, run_id: str, evaluation: EvaluationRecord) ->
     return None if found is None else str(found.info.run_id)
 
 
+def settings_tags(evaluation: EvaluationRecord) -> dict[str, str]:
+    """What an evaluation was made with, as tags: its weights, and every setting that is one value."""
+    plain = {name: value for name, value in evaluation.settings.items() if isinstance(value, str | int | float)}
+    target_run = str(plain.get("target", "")).removeprefix("run:").rpartition("@")[0]
+    tags = {name: str(value) for name, value in plain.items()} | {"policy_sha256": evaluation.policy_sha256}
+    return tags | ({"target_run": target_run} if target_run else {})
+
+
 def _child(there: Destination, run_id: str, evaluation: EvaluationRecord) -> str:
     """Find or make the run of an evaluation."""
     found = find_child(there, run_id, evaluation)
@@ -47,7 +55,7 @@ def _child(there: Destination, run_id: str, evaluation: EvaluationRecord) -> str
         "suite": evaluation.suite,
         "step": str(evaluation.step),
         "policy_version": str(evaluation.version),
-        "policy_sha256": evaluation.policy_sha256,
+        **settings_tags(evaluation),
     }
     at, name = milliseconds(evaluation.created_at), f"{evaluation.suite} at step {evaluation.step}"
     return str(there.client.create_run(there.experiment_id, at, tags, name).info.run_id)

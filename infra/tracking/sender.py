@@ -26,9 +26,10 @@ from infra.tracking.client import (
     milliseconds,
     open_client,
     points,
+    set_tags,
 )
 from infra.tracking.description import datasets, describe
-from infra.tracking.evaluations import send_evaluation
+from infra.tracking.evaluations import send_evaluation, settings_tags
 from infra.tracking.models import Models
 from infra.tracking.registry import SCHEME, model_version
 from infra.tracking.rollouts import NotableRollouts
@@ -230,6 +231,8 @@ class Sender:
         if not new:
             return {}
         everything = self._ledger.evaluations(self._run_id)
+        if self._config.evaluation.alone:
+            set_tags(there.client, there.run_id, settings_tags(new[-1]))
         return {
             one.number: send_evaluation(
                 there, self._run_id, one, [e for e in everything if e.number < one.number], self._datasets[1]

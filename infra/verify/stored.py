@@ -37,6 +37,8 @@ PART_STATES = frozenset(PartState)
 
 ACCOUNTS_OF_THE_LEDGER = ("state", "reject_reason", "claimed_step", "trained_step", "rewound", "recorded_at")
 """What the ledger alone knows of a trajectory."""
+LATER_COLUMNS = ("duration_s", "environment_version")
+"""Empty in rows that an earlier version recorded."""
 
 
 def weights(s: Snapshot, ledger: Ledger, objects: ObjectStore) -> Iterator[Problem]:
@@ -199,6 +201,6 @@ def _differences(row: TrajectoryRow, found: TrajectoryRow) -> Iterator[str]:
     """Where the ledger describes a trajectory otherwise than its object."""
     same = replace(found, **{name: getattr(row, name) for name in ACCOUNTS_OF_THE_LEDGER})
     for name, value in vars(row).items():
-        if value != getattr(same, name):
+        if value != getattr(same, name) and not (value is None and name in LATER_COLUMNS):
             where = f"{row.object_key} row {row.object_row}"
             yield f"the ledger says {name} {value!r}, {where} says {getattr(same, name)!r}"

@@ -30,6 +30,8 @@ class Task:
     difficulty: str
     """A label to report rewards by; empty where the source has none."""
     data: Mapping[str, Any] = field(default_factory=dict)
+    environment: str = ""
+    """Which environment it is for, where a source mixes several: the name that its trajectories carry."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class StepResult:
     truncated: bool = False
     """The environment's own budget ended it."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """``reward_parts`` (a mapping of floats) is stored with the trajectory; the rest is for people."""
+    """``reward_parts`` (a mapping of floats) is summed and stored with the trajectory; of the rest, texts and finite
+    numbers are, the last of a name (e.g. the final ``patch``), and anything else is dropped."""
 
 
 class Environment(ABC):
@@ -60,6 +63,11 @@ class Environment(ABC):
     """Smallest and largest score; a rollout outside it has failed."""
     tools: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     """Functions that the policy may call, in the JSON schema of OpenAI's `tools`; the chat template shows them."""
+
+    @property
+    def shown_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools that the prompt of this episode shows, asked for after ``reset``; all, unless overridden."""
+        return self.tools
 
     @abstractmethod
     async def reset(self, task: Task) -> tuple[Message, ...]:
@@ -89,7 +97,10 @@ class Environment(ABC):
 
 
 class TaskSource(Protocol):
-    """Tasks by key. The same options and seed give the same tasks in the same order, in any process."""
+    """Tasks by key. The same options and seed give the same tasks in the same order, in any process.
+
+    A finite source has an attribute ``epoch_size``: after how many positions it has gone round.
+    """
 
     def key_at(self, position: int) -> str:
         """The key of the training prompt at ``position`` ≥ 0; a finite source goes round in shuffled epochs."""
@@ -116,6 +127,8 @@ class EnvironmentSpec:
     """Parsed options and seed → the source of tasks."""
     demonstrations: Callable[[Any, int, int], Iterable[tuple[Message, ...]]] | None = None
     """Parsed options, seed and count → conversations for a supervised start; None if there is no demonstrator."""
+    choose: Callable[[Any, Task], tuple[EnvironmentSpec, Any]] | None = None
+    """For a mixture: parsed options and a task → the environment that it is for, and that one's parsed options."""
 
     def parse_options(self, values: Mapping[str, Any]) -> Any:
         """Check ``environment.options``; raises :class:`ConfigError` with one line."""
@@ -124,10 +137,26 @@ class EnvironmentSpec:
         except ValidationError as error:
             raise ConfigError(f"environment.options of `{self.name}`: {explain(error, self.options_model)}") from None
 
+    def episode(self, options: Any, task: Task, outside: Outside) -> Environment:
+        """A fresh episode for ``task``."""
+        spec, options = (self, options) if self.choose is None else self.choose(options, task)
+        return spec.make(options, outside)
+
 
 _BUILT_IN = {
     "calculator": "sao_core.environments.calculator:SPEC",
+    "code_repair": "sao_core.environments.code_repair:SPEC",
+    "external_agent": "sao_core.environments.external:SPEC",
+    "gymnasium": "sao_core.environments.gymnasium_text:SPEC",
     "jsonl": "sao_core.environments.jsonl:SPEC",
+    "mixture": "sao_core.environments.mixture:SPEC",
+    "openenv": "sao_core.environments.openenv:SPEC",
+    "python_math": "sao_core.environments.python_math:SPEC",
+    "reasoning_gym": "sao_core.environments.reasoning_gym:SPEC",
+    "reward_model": "sao_core.environments.reward_model:SPEC",
+    "sorting": "sao_core.environments.sorting:SPEC",
+    "verifiers": "sao_core.environments.verifiers_tasks:SPEC",
+    "writing": "sao_core.environments.writing:SPEC",
 }
 
 

@@ -162,6 +162,7 @@ class CalculatorTasks(TaskSource):
     def __init__(self, options: CalculatorOptions, seed: int) -> None:
         self._options = options
         self._seed = seed
+        self.epoch_size = options.train_tasks
 
     def key_at(self, position: int) -> str:
         """``train/N``; every run of ``max_operations`` positions holds each difficulty once (new questions)."""

@@ -1,7 +1,8 @@
 """Your own questions: a JSON Lines file of prompts and answers, judged by comparison or by your own function.
 
-A row has ``messages`` (the opening of a conversation) or ``prompt`` (one user message), and ``answer``; a
-``difficulty`` label is reported by if it is there. Rows keep their order in the file; some are held out by position.
+A row has ``messages`` (the opening of a conversation) or ``prompt`` (one user message), and ``answer``; if they are
+there, rewards are reported by its ``difficulty``, and its ``weight`` says how often it comes. Held out are the rows of
+a file of their own, or some that the seed draws.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from sao_core.environments.base import (
     Task,
     TaskSource,
     load_object,
-    random_of,
-    shuffled_index,
 )
+from sao_core.environments.row_tasks import RowTasks
 from sao_core.jsonl_rows import messages_of, read_rows
 from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
@@ -37,11 +37,15 @@ class JsonlOptions(Section):
     """Settings of the `jsonl` environment."""
 
     path: str = Field(description="The JSON Lines file: rows with `messages` or `prompt`, and `answer`.")
+    evaluation_path: str | None = Field(
+        None, description="A file of the same form that is only evaluated; empty: some rows of `path` are."
+    )
     held_out_fraction: float = Field(
         0.1,
         gt=0,
         lt=1,
-        description="Share of the rows that is only evaluated, at least one; the run's seed draws them.",
+        description="Share of the rows of `path` that is only evaluated, at least one, if there is no "
+        "`evaluation_path`; the run's seed draws them.",
     )
     extract: str = Field(
         r"(?is)(?:.*answer\s*[:=]\s*)?(.+)",
@@ -119,46 +123,25 @@ def _reward_function(path: str) -> RewardFunction:
     return checked
 
 
-class JsonlTasks(TaskSource):
-    """The rows of a file. Keys are ``row/LINE_ORDER``; reading the file checks every row."""
+class JsonlTasks(RowTasks):
+    """The rows of a file (keys ``row/NUMBER``) and of its evaluation file (``held/NUMBER``), all checked on reading."""
 
-    def __init__(self, options: JsonlOptions, seed: int) -> None:
+    def __init__(self, options: JsonlOptions, seed: int, *, answers: bool = True) -> None:
+        """``answers`` says that a row without one is an error."""
         if options.reward is not None:
             _reward_function(options.reward)
-        self._tasks = _read(options.path)
-        self._seed = seed
-        count = len(self._tasks)
-        if count < 2:
-            raise ConfigError(
-                f"environment.options.path needs at least two rows, one to train on and one held out: got {count} "
-                f"in {options.path}"
-            )
-        order = list(range(count))
-        random_of("held out", seed).shuffle(order)
-        held_out = min(count - 1, max(1, round(options.held_out_fraction * count)))
-        self._held_out, self._training = order[:held_out], sorted(order[held_out:])
-
-    def key_at(self, position: int) -> str:
-        """Every training row once per epoch, each epoch in another order."""
-        return f"row/{self._training[shuffled_index(position, len(self._training), 'jsonl', self._seed)]}"
-
-    def evaluation_keys(self, count: int) -> list[str]:
-        """At most ``count`` held-out rows."""
-        return [f"row/{index}" for index in self._held_out[:count]]
-
-    def task(self, key: str) -> Task:
-        """The row of a key; raises KeyError if there is none."""
-        kind, _, index = key.partition("/")
-        if kind != "row" or not index.isdigit() or int(index) >= len(self._tasks):
-            raise KeyError(key)
-        return self._tasks[int(index)]
+        rows, weights = _read(options.path, "row", "environment.options.path", answers)
+        held = None
+        if options.evaluation_path is not None:
+            held, _ = _read(options.evaluation_path, "held", "environment.options.evaluation_path", answers)
+        super().__init__(rows, weights, held, options.held_out_fraction, path=options.path, seed=seed)
 
 
-def _read(path: str) -> tuple[Task, ...]:
-    """All rows as tasks; raises ConfigError naming file and line of the first bad one."""
-    tasks = []
-    for index, (where, row) in enumerate(read_rows(Path(path), "environment.options.path")):
-        if "answer" not in row or row["answer"] is None:
+def _read(path: str, split: str, setting: str, answers: bool) -> tuple[list[Task], list[float]]:
+    """All rows as tasks, and their weights; raises ConfigError naming file, line and field of the first bad one."""
+    tasks, weights = [], []
+    for index, (where, row) in enumerate(read_rows(Path(path), setting)):
+        if answers and row.get("answer") is None:
             raise ConfigError(f"{where}: the row has no `answer`")
         if "messages" in row:
             messages = messages_of(row, where)
@@ -170,9 +153,13 @@ def _read(path: str) -> tuple[Task, ...]:
             messages = (Message(Role.USER, row["prompt"]),)
         else:
             raise ConfigError(f"{where}: the row needs `messages` or a text `prompt`")
+        weight = row.get("weight", 1)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise ConfigError(f"{where}: `weight` must be a number over 0: got {weight!r:.60}")
+        weights.append(float(weight))
         difficulty = str(row.get("difficulty", ""))
-        tasks.append(Task(f"row/{index}", difficulty, {"messages": messages, "row": row}))
-    return tuple(tasks)
+        tasks.append(Task(f"{split}/{index}", difficulty, {"messages": messages, "row": row}))
+    return tasks, weights
 
 
 def _make(options: Any, outside: Outside) -> Environment:

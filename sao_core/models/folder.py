@@ -43,6 +43,27 @@ def check_model_folder(path: str) -> None:
         )
 
 
+def check_classifier_folder(path: str) -> int:
+    """The number of labels of the sequence classifier in the local folder ``path``; raises :class:`ConfigError`."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"the classifier is not a folder: {path!r}; give a local one (weights are never downloaded)")
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ConfigError(f"the classifier has no config.json: {path!r}; give a folder that `save_pretrained` wrote")
+    values = _json(config)
+    architectures = values.get("architectures")
+    architectures = architectures if isinstance(architectures, list) else []
+    if not any(str(name).endswith("ForSequenceClassification") for name in architectures):
+        found = ", ".join(map(str, architectures)) or "no architecture"
+        raise ConfigError(f"the classifier must be a model for sequence classification: {path!r} holds {found}")
+    for pattern, what in (("*.safetensors", "weights"), ("tokenizer_config.json", "tokenizer")):
+        if not list(folder.glob(pattern)):
+            raise ConfigError(f"the classifier has no {what} ({pattern}): {path!r}; save it with `save_pretrained`")
+    labels = values.get("id2label")
+    return len(labels) if isinstance(labels, dict) else 2
+
+
 def _json(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text())

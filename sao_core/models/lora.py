@@ -1,6 +1,6 @@
 """LoRA on the policy (Hu et al. 2021, through peft): small matrices train, the weights beside them stand still.
 
-What is published, exported and sampled from is the merged model, an ordinary folder; adapters exist in the learner only.
+What is published, exported and sampled from is the merged model, an ordinary folder; only the learner has adapters.
 """
 
 from __future__ import annotations

@@ -206,18 +206,20 @@ class _Episode:
                 self._take_state()
             result = await self._ask(self.environment.step(action), "step")
             recorder.reward(_checked(result, recorder.reward_parts))
-            recorder.messages += result.observation
+            recorder.info |= _storable(result)
+            recorder.messages += _readable(result.observation)
             if result.terminated:
                 return Outcome.COMPLETED, "terminated"
             if result.truncated:
                 return Outcome.TRUNCATED, "environment"
             if recorder.num_action_tokens >= limits.max_action_tokens:
                 return Outcome.TRUNCATED, "max_action_tokens"
-            extension = renderer.next_turn_ids(history, result.observation)
+            tools = self.environment.shown_tools
+            extension = renderer.next_turn_ids(history, result.observation, tools)
             role = result.observation[-1].role if result.observation else Role.USER
             if extension is None:
                 self.session.restart()
-                ids = renderer.prompt_ids(recorder.messages)
+                ids = renderer.prompt_ids(recorder.messages, tools)
             else:
                 ids = extension
             if len(ids) >= self.session.room:
@@ -230,8 +232,8 @@ class _Episode:
         opening = await self._ask(self.environment.reset(self.task), "reset")
         if not opening:
             raise _EnvironmentFailed("environment reset returned no messages")
-        self.recorder.messages += opening
-        ids = self.renderer.prompt_ids(opening)
+        self.recorder.messages += _readable(opening)
+        ids = self.renderer.prompt_ids(opening, self.environment.shown_tools)
         if len(ids) >= self.session.room:
             raise _EnvironmentFailed(
                 f"the prompt has {len(ids)} tokens, which leaves no room in "
@@ -345,6 +347,25 @@ def _checked(result: StepResult, parts: dict[str, float]) -> float:
     if not math.isfinite(reward):
         raise _EnvironmentFailed(f"environment step returned a reward of {reward}")
     return reward
+
+
+def _readable(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages, once it is known that they are text: half a surrogate pair can be neither encoded nor stored."""
+    for message in messages:
+        try:
+            message.content.encode()
+        except (AttributeError, UnicodeEncodeError) as error:
+            raise _EnvironmentFailed(f"environment gave a message whose content is no text: {error}") from None
+    return messages
+
+
+def _storable(result: StepResult) -> dict[str, str | float | bool]:
+    """What of a step's ``info`` is stored: texts and finite numbers."""
+    return {
+        str(name): value
+        for name, value in result.info.items()
+        if isinstance(value, str) or (isinstance(value, (bool, int, float)) and math.isfinite(value))
+    }
 
 
 async def _close(environment: Environment, step_timeout_s: float) -> None:

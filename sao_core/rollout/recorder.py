@@ -84,10 +84,13 @@ class Recorder:
     def __init__(self, request: RolloutRequest, circumstances: Circumstances, begun: Unfinished | None = None) -> None:
         self._request, self._circumstances = request, circumstances
         self._segments: list[_Segment] = []
+        self._at = -1
         self.messages: list[Message] = []
         """The conversation so far, for people and for templates that rewrite history."""
         self.reward_parts: dict[str, float] = {}
         """What the score is made of, as far as the environment says so."""
+        self.info: dict[str, str | float | bool] = {}
+        """What else of the environment's results is stored."""
         self.num_action_tokens = 0
         self.num_turns = 0
         """Turns of the policy that the environment has answered."""
@@ -101,26 +104,36 @@ class Recorder:
             self._go_on_from(begun)
 
     @property
+    def segment(self) -> int:
+        """Index of the segment at hand, those without actions counted."""
+        return self._at
+
+    @property
     def context(self) -> list[int]:
         """Token ids of the segment at hand, the open turn included."""
-        ids: list[int] = np.concatenate([piece[0] for piece in self._segments[-1].pieces]).tolist()
+        ids: list[int] = np.concatenate([piece[0] for piece in self._segments[self._at].pieces]).tolist()
         return ids
 
     def start_segment(self, role: Role, token_ids: Sequence[int]) -> None:
         """A new token sequence begins with these context tokens, after which the policy speaks."""
         self._segments.append(_Segment())
+        self._at = len(self._segments) - 1
         self.observe(role, token_ids)
+
+    def return_to(self, segment: int) -> None:
+        """Go on with the tokens of an earlier segment, as several conversations of one rollout do; not with parts."""
+        self._at = segment
 
     def observe(self, role: Role, token_ids: Sequence[int]) -> None:
         """The environment said this, after which the policy speaks."""
-        self._segments[-1].append(role, token_ids)
+        self._segments[self._at].append(role, token_ids)
         self.open_turn = []
         self._answered_messages = len(self.messages)
 
     def act(self, sampled: Sampled) -> None:
         """The policy said this, or more of the same turn; a turn without any token leaves no trace."""
         if len(sampled.token_ids):
-            segment = self._segments[-1]
+            segment = self._segments[self._at]
             if self.open_turn:
                 segment.go_on(sampled)
             else:
@@ -129,9 +142,12 @@ class Recorder:
             self.num_action_tokens += len(sampled.token_ids)
 
     def reward(self, value: float) -> None:
-        """The turn that the policy just spoke earned this; raises ValueError before the first action."""
-        segment = self._segments[-1]
-        if segment.last_action < 0:
+        """The turn that the policy just spoke earned this; raises ValueError before the first action.
+
+        The learner reads segments side by side, so the last one in which the policy spoke takes it.
+        """
+        segment = next((segment for segment in reversed(self._segments) if segment.last_action >= 0), None)
+        if segment is None:
             raise ValueError("a reward needs an action that earned it")
         segment.rewards.append((segment.last_action, value))
         self.score += value
@@ -232,14 +248,16 @@ class Recorder:
             environment_seed=circumstances.environment_seed,
             difficulty=circumstances.difficulty,
             reward_parts=dict(self.reward_parts),
+            info=dict(self.info),
             **more,
         )
 
     def _go_on_from(self, begun: Unfinished) -> None:
         latest = begun.segments[-1]
         self._segments = [_Segment.of(segment) for segment in begun.segments]
+        self._at = len(self._segments) - 1
         self.messages = list(begun.messages)
-        self.reward_parts = dict(latest.reward_parts)
+        self.reward_parts, self.info = dict(latest.reward_parts), dict(latest.info)
         self.num_action_tokens = sum(segment.num_action_tokens for segment in begun.segments)
         self.num_turns, self.score = begun.turns, latest.score
         self.open_turn = latest.token_ids[latest.num_tokens - begun.open_tokens :].tolist()

@@ -10,38 +10,51 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
-from typing import Any
-
-from jinja2 import TemplateError
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 from sao_core.config import ConfigError
+from sao_core.rollout.chat_template import ASKED, PROBE_TOOLS, SAID, ChatTemplate
+from sao_core.tool_calls import Tools
 from sao_core.trajectory import Message, Role
 
-_ASKED = Message(Role.USER, "ping")
-_SAID = Message(Role.ASSISTANT, "pong")
-_THOUGHT = Message(Role.ASSISTANT, "<think>\nping, so pong\n</think>\n\npong")
+THOUGHT = Message(Role.ASSISTANT, "<think>\nping, so pong\n</think>\n\npong")
+"""Templates of reasoning models drop the thinking of turns that are over."""
+
+
+class _Kind(NamedTuple):
+    """What decides in known templates whether an observation leaves earlier turns as they were."""
+
+    only_tools: bool
+    """It is nothing but tool results: thinking stays as long as no user speaks."""
+    tools: bool
+    """The prompt shows tools: Mistral's stand before the last user message, wherever that is."""
+    system: bool
+    """There is a system message: Mistral's is shown while the user speaks last."""
+
+    @classmethod
+    def of(cls, history: Sequence[Message], observation: Sequence[Message], tools: Tools) -> _Kind:
+        only_tools = bool(observation) and all(message.role is Role.TOOL for message in observation)
+        return cls(only_tools, bool(tools), history[0].role is Role.SYSTEM)
 
 
 class Renderer:
     """One tokenizer and its chat template.
 
-    ``end_of_turn`` is the text of the token that ends a turn of the policy, ``stop_ids`` the ids at which sampling
-    stops. ``extends_history`` says that a conversation's next turn always continues the tokens of the turn before;
-    where it is False, :meth:`extension_ids` decides turn by turn. Raises :class:`ConfigError` if the tokenizer has
-    no chat template, or nothing that could end a turn.
+    ``end_of_turn`` is the text of the token ``end_id``, which ends a turn of the policy; ``stop_ids`` end its sampling.
+    ``extends_history`` says that a conversation's next turn always continues the tokens of the turn before; where it
+    is False, :meth:`extension_ids` decides turn by turn for observations of the kinds that may not. Raises
+    :class:`ConfigError` if the tokenizer has no chat template, or nothing that could end a turn.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        if not tokenizer.chat_template:
-            raise ConfigError("the tokenizer has no chat template; give a model folder whose tokenizer has one")
         self._tokenizer = tokenizer
-        end = self._find_end_of_turn()
-        self.end_of_turn = str(tokenizer.convert_ids_to_tokens(end))
-        self._end_id = end
+        self._template = ChatTemplate(tokenizer)
+        self.end_of_turn, end = self._template.end_of_turn, self._template.end_id
+        self.end_id = end
         self.stop_ids = frozenset({end} if tokenizer.eos_token_id is None else {end, int(tokenizer.eos_token_id)})
-        self._head = self._text([_ASKED], open_turn=True) + _SAID.content + self.end_of_turn
-        self.extends_history = all(self._probe(*probe) for probe in _probes())
+        self._extends = {kind: self._probe(kind) for kind in map(_Kind._make, product((True, False), repeat=3))}
+        self.extends_history = all(self._extends.values())
 
     @cached_property
     def hash(self) -> str:
@@ -53,32 +66,37 @@ class Renderer:
         text = json.dumps([rules, self._tokenizer.chat_template], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The whole conversation, ready for the policy's next turn."""
-        return self._encode(self._text(messages, open_turn=True))
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """The whole conversation, ready for the policy's next turn; the prompt shows ``tools``."""
+        return self._encode(self._template.text(messages, tools, open_turn=True))
 
-    def observation_ids(self, observation: Sequence[Message]) -> list[int]:
+    def observation_ids(self, observation: Sequence[Message], tools: Tools = ()) -> list[int]:
         """What the template puts between the policy's end-of-turn token and its next turn.
 
         Raises :class:`ConfigError` if the template would change earlier turns; see :meth:`extension_ids`.
         """
-        text = self._text([_ASKED, _SAID, *observation], open_turn=True)
-        if not text.startswith(self._head):
+        tail = self._template.tail([ASKED, self._template.before(observation)], observation, tools)
+        if tail is None:
             raise ConfigError("the chat template rewrites earlier turns, so observations cannot be rendered alone")
-        return self._encode(text[len(self._head) :])
+        return self._encode(tail)
 
-    def extension_ids(self, history: Sequence[Message], observation: Sequence[Message]) -> list[int] | None:
+    def extension_ids(
+        self, history: Sequence[Message], observation: Sequence[Message], tools: Tools = ()
+    ) -> list[int] | None:
         """The same for a template that may rewrite earlier turns; None where it does.
 
         ``history`` is the conversation up to and including the policy's last turn, whose tokens stand as sampled.
         """
-        head = self._text(history[:-1], open_turn=True) + history[-1].content + self.end_of_turn
-        text = self._text([*history, *observation], open_turn=True)
-        return self._encode(text[len(head) :]) if text.startswith(head) else None
+        tail = self._template.tail(history, observation, tools)
+        return None if tail is None else self._encode(tail)
 
-    def next_turn_ids(self, history: Sequence[Message], observation: Sequence[Message]) -> list[int] | None:
+    def next_turn_ids(
+        self, history: Sequence[Message], observation: Sequence[Message], tools: Tools = ()
+    ) -> list[int] | None:
         """Ids to append to a rollout's tokens after ``history``, or None if a new segment has to start."""
-        return self.observation_ids(observation) if self.extends_history else self.extension_ids(history, observation)
+        if self._extends[_Kind.of(history, observation, tools)]:
+            return self.observation_ids(observation, tools)
+        return self.extension_ids(history, observation, tools)
 
     def action_text(self, token_ids: Sequence[int]) -> str:
         """The text of a sampled turn without the token that ended it: for environments and people only."""
@@ -90,61 +108,59 @@ class Renderer:
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """A demonstration as ``(ids, action_mask)`` of equal length, laid out like the tokens of a rollout.
 
-        The mask covers what the policy would sample: its words and the end-of-turn token. Messages after the last
-        assistant turn are dropped. Where the template rewrites history, earlier turns are context and only the last
-        turn is an action. Raises :class:`ValueError` without an assistant turn, or with two in a row.
+        The mask covers what the policy would sample: its words, calls (``tool_calls`` in a message's ``extra``) in the
+        model's own format, and the end-of-turn token. The prompt shows the ``tools`` in the first message's ``extra``.
+        Messages after the last assistant turn are dropped. Where the template rewrites history, the turns before that
+        are context and only those after it are actions. Raises :class:`ValueError` without an assistant turn, or with
+        two in a row.
         """
+        tools = messages[0].extra.get("tools", ()) if messages else ()
         turns = [index for index, message in enumerate(messages) if message.role is Role.ASSISTANT]
         if not turns or turns[0] == 0:
             raise ValueError("a demonstration needs messages that end in an assistant turn after a prompt")
         if any(after - before == 1 for before, after in pairwise(turns)):
             raise ValueError("a demonstration has two assistant turns in a row")
-        if not self.extends_history:
-            turns = turns[-1:]
-        ids = self.prompt_ids(messages[: turns[0]])
+        said = [self._spoken(message) for message in messages]
+        gaps = [
+            self.next_turn_ids(said[: before + 1], messages[before + 1 : after], tools)
+            for before, after in pairwise(turns)
+        ]
+        first = max((place for place, gap in enumerate(gaps, start=1) if gap is None), default=0)
+        ids = self.prompt_ids(messages[: turns[first]], tools)
         mask = [False] * len(ids)
-        for position, turn in enumerate(turns):
-            if position:
-                between = self.observation_ids(messages[turns[position - 1] + 1 : turn])
-                ids += between
-                mask += [False] * len(between)
-            action = [*self._encode(messages[turn].content), self._end_id]
-            ids += action
-            mask += [True] * len(action)
+        for position in range(first, len(turns)):
+            observed = gaps[position - 1] if position > first else None
+            action = [*self._encode(said[turns[position]].content), self.end_id]
+            ids += [*(observed or ()), *action]
+            mask += [False] * len(observed or ()) + [True] * len(action)
         return ids, mask
 
-    def _find_end_of_turn(self) -> int:
-        """The first special token that the template puts after an assistant's words, else the tokenizer's eos."""
-        closed = self._text([_ASKED, _SAID], open_turn=False)
-        tail = closed[closed.rindex(_SAID.content) + len(_SAID.content) :]
-        special = set(self._tokenizer.all_special_ids) | set(self._tokenizer.added_tokens_decoder)
-        for token in self._encode(tail):
-            if token in special:
-                return token
-        if self._tokenizer.eos_token_id is None:
-            raise ConfigError("the chat template ends a turn with no special token and the tokenizer has no eos token")
-        return int(self._tokenizer.eos_token_id)
+    def _spoken(self, message: Message) -> Message:
+        """The message as a rollout would record it: a turn of the policy as it wrote it."""
+        if message.role is not Role.ASSISTANT:
+            return message
+        return Message(Role.ASSISTANT, self._template.turn_text(message))
 
-    def _probe(self, said: Message, observation: Message) -> bool:
-        try:
-            return self.extension_ids([_ASKED, said], [observation]) is not None
-        except ConfigError:
-            return True  # a role that the template refuses says nothing about history; using it is an error then
-
-    def _text(self, messages: Sequence[Message], open_turn: bool) -> str:
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                [message.as_dict() for message in messages], tokenize=False, add_generation_prompt=open_turn
+    def _probe(self, kind: _Kind) -> bool:
+        """Whether turns before such an observation stand as they were, and it looks the same after any of them."""
+        observation = [Message(Role.TOOL if kind.only_tools else Role.USER, "ping")]
+        opening = [Message(Role.SYSTEM, "Play."), ASKED] if kind.system else [ASKED]
+        tools = PROBE_TOOLS if kind.tools else ()
+        before = self._template.before(observation)
+        for turn in (before, THOUGHT) if before is SAID else (before,):
+            histories = (
+                [ASKED, turn],
+                [*opening, turn],
+                [*opening, turn, *observation, turn],
+                [*opening, SAID, ASKED, turn],
             )
-        except TemplateError as error:
-            roles = ", ".join(message.role for message in messages)
-            raise ConfigError(f"the chat template refuses a conversation of roles {roles}: {error}") from error
-        return str(rendered)
+            try:
+                tails = {self._template.tail(history, observation, tools) for history in histories}
+            except ConfigError:
+                continue  # a role that the template refuses says nothing about history; using it is an error then
+            if None in tails or len(tails) > 1:
+                return False
+        return True
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
-
-
-def _probes() -> list[tuple[Message, Message]]:
-    """Turns that templates are known to rewrite: plain and thinking ones, before a user and before a tool."""
-    return [(said, Message(role, "ping")) for said in (_SAID, _THOUGHT) for role in (Role.USER, Role.TOOL)]

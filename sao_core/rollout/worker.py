@@ -24,10 +24,12 @@ from typing import TypeVar
 
 from sao_core.config import TrainConfig
 from sao_core.environments.base import Environment, EnvironmentSpec, Task, TaskSource
+from sao_core.environments.external import ExternalAgent
 from sao_core.outside import Outside
 from sao_core.protocols import PolicyFeed, RequestSource, Rollout, RolloutRequest, TrajectorySink
 from sao_core.rollout.agent import AttemptFailed, NotRestored, run_rollout
 from sao_core.rollout.engine import Engine
+from sao_core.rollout.external import run_external
 from sao_core.rollout.parts import Unfinished, join
 from sao_core.rollout.renderer import Renderer
 from sao_core.rollout.transformers_engine import start_transformers_engine
@@ -226,6 +228,21 @@ class _Worker:
 
     async def _run(self, request: RolloutRequest, begun: Unfinished | None) -> Rollout:
         task, environment = self._prepare(request)
+        name = task.environment or self._config.environment.name
+        if isinstance(environment, ExternalAgent):
+            if begun is not None:
+                raise NotRestored("a program cannot go on where another one stopped")
+            return await run_external(
+                request,
+                self._engine,
+                environment,
+                task,
+                self._renderer,
+                self._config.rollout,
+                self._outside,
+                environment_name=name,
+                seed=self._config.seed,
+            )
         return await run_rollout(
             request,
             self._engine,
@@ -233,7 +250,7 @@ class _Worker:
             task,
             self._renderer,
             self._config.rollout,
-            environment_name=self._config.environment.name,
+            environment_name=name,
             seed=self._config.seed,
             begun=begun,
             put_part=self._sink.put_part,
@@ -254,7 +271,8 @@ class _Worker:
 
     def _prepare(self, request: RolloutRequest) -> tuple[Task, Environment]:
         try:
-            return self._tasks.task(request.prompt_key), self._spec.make(self._options, self._outside)
+            task = self._tasks.task(request.prompt_key)
+            return task, self._spec.episode(self._options, task, self._outside)
         except Exception as error:
             raise AttemptFailed(
                 f"no environment for prompt {request.prompt_key}: {type(error).__name__}: {error}"

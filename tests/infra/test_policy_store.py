@@ -311,3 +311,14 @@ def test_a_superseded_checkpoint_of_an_earlier_attempt_goes_when_another_takes_i
         f"runs/{run}/checkpoints/1-1",
     ]
     assert objects.keys(f"runs/{run}/checkpoints/2-1") == []
+
+
+def test_what_a_process_remembers_of_policies_does_not_grow_with_the_run(
+    policies: PolicyStore, ledger: Ledger, run: str, tmp_path: Path
+) -> None:
+    for version in range(1, 8):
+        ledger.add_policy(run, policies.put(run, version, folder(tmp_path / str(version))), step=0)
+        policies.fetch(run, version)
+        policies.prune(run, keep=2, silent_s=0.0)
+    known = [folder for folder in policies._checked.values() if folder.exists()]
+    assert len(policies._checked) <= len(known) + 1

@@ -100,6 +100,14 @@ def test_what_nothing_refers_to_is_listed_and_no_violation(healthy: Healthy) -> 
     assert list(found.orphans) == sorted([*map(healthy.path, stray), *removed])
 
 
+def test_rows_of_a_version_that_had_fewer_columns_are_whole(healthy: Healthy) -> None:
+    healthy.sql("UPDATE trajectories SET duration_s = NULL, environment_version = NULL WHERE run_id = :run")
+    assert healthy.verify().violations == ()
+    healthy.sql("UPDATE trajectories SET duration_s = 99.0 WHERE run_id = :run AND request_number = 2")
+    (violation,) = healthy.verify().violations
+    assert "the ledger says duration_s 99.0" in violation.detail
+
+
 def test_an_unknown_run_is_refused(healthy: Healthy) -> None:
     with pytest.raises(UnknownRun, match="no run nobody"):
         verify(healthy.ledger, healthy.objects, "nobody")

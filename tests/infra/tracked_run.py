@@ -14,7 +14,7 @@ from healthy_run import Maker
 from infra_fixtures import Places, prompts, trajectory
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from infra.evaluations import evaluation_metrics
+from infra.evaluation_metrics import evaluation_metrics
 from infra.ledger import Ledger, NewRequest
 from infra.objects import ObjectStore
 from infra.settings import Settings

@@ -169,7 +169,10 @@ def test_blank_lines_count_as_lines_but_not_as_rows(tmp_path):
 
 @pytest.mark.parametrize("rows", [[], NUMBERS[:1]])
 def test_too_few_rows_are_refused(tmp_path, rows):
-    assert f"needs at least two rows, one to train on and one held out: got {len(rows)}" in refusal(tmp_path, rows)
+    assert (
+        f"needs at least 2 rows, to train on and, without an evaluation_path, to hold out: got {len(rows)}"
+        in refusal(tmp_path, rows)
+    )
 
 
 def test_a_file_that_is_not_there_is_named():
@@ -188,7 +191,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "path must be"),
+        ({}, "path is required"),
         ({"path": "x", "extract": "("}, "extract must be a regular expression: got '('"),
         ({"path": "x", "extract": "x"}, "extract must have a group in parentheses around the answer: got 'x'"),
         ({"path": "x", "held_out_fraction": 1.0}, "held_out_fraction must be less than 1: got 1.0"),
@@ -203,3 +206,27 @@ def test_bad_options_are_named(options, message):
 def test_a_reward_function_that_is_not_there_is_refused_before_anything_runs(tmp_path):
     assert "has no `nothing`" in refusal(tmp_path, NUMBERS, reward="math:nothing")
     assert "must name a function: got float" in refusal(tmp_path, NUMBERS, reward="math:pi")
+
+
+def test_evaluation_rows_may_have_a_file_of_their_own(tmp_path):
+    held = tmp_path / "held.jsonl"
+    held.write_text(json.dumps({"prompt": "double 100", "answer": 200}))
+    _, tasks = source(tmp_path, NUMBERS[:3], evaluation_path=str(held))
+    assert tasks.evaluation_keys(10) == ["held/0"]
+    assert tasks.task("held/0").data["row"]["answer"] == 200
+    assert sorted(tasks.key_at(position) for position in range(3)) == ["row/0", "row/1", "row/2"]
+
+
+def test_a_row_comes_as_often_as_its_weight_says(tmp_path):
+    held = tmp_path / "held.jsonl"
+    held.write_text(json.dumps({"prompt": "double 100", "answer": 200}))
+    rows = [{**row, "weight": 3 if row["answer"] == 0 else 1} for row in NUMBERS[:4]]
+    _, tasks = source(tmp_path, rows, evaluation_path=str(held))
+    walk = [tasks.key_at(position) for position in range(tasks.epoch_size * 300)]
+    assert walk.count("row/0") == pytest.approx(3 * walk.count("row/1"), rel=0.1)
+
+
+@pytest.mark.parametrize("weight", [0, -1, "2", True], ids=str)
+def test_a_weight_that_is_none_is_refused_with_its_line(tmp_path, weight):
+    rows = [NUMBERS[0], {**NUMBERS[1], "weight": weight}]
+    assert f"rows.jsonl:2: `weight` must be a number over 0: got {weight!r}" in refusal(tmp_path, rows)

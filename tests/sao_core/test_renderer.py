@@ -75,8 +75,12 @@ def test_a_rewriting_template_is_asked_turn_by_turn() -> None:
 
 
 def test_a_rewriting_template_trains_on_the_last_turn_of_a_demonstration() -> None:
-    ids, mask = Renderer(tokenizer_with(REWRITING_TEMPLATE)).conversation([ASK, CALL, TOOL, ANSWER])
-    assert [token for token, on in zip(ids, mask, strict=True) if on] == said("answer: 3")
+    def acted(first: Message) -> list[int]:
+        ids, mask = Renderer(tokenizer_with(REWRITING_TEMPLATE)).conversation([ASK, first, TOOL, ANSWER])
+        return [token for token, on in zip(ids, mask, strict=True) if on]
+
+    assert acted(Message(Role.ASSISTANT, "<think>3</think>calc: 1+2")) == said("answer: 3")
+    assert acted(CALL) == said("calc: 1+2") + said("answer: 3")
 
 
 def test_an_action_is_decoded_without_its_end_and_nothing_else_is_dropped() -> None:
@@ -102,11 +106,11 @@ def test_a_tokenizer_without_template_or_end_is_refused() -> None:
         Renderer(tokenizer)
 
 
-def test_a_role_that_the_template_refuses_is_named() -> None:
-    template = "{% if messages[-1]['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + CHAT_TEMPLATE
-    renderer = Renderer(tokenizer_with(template))
-    with pytest.raises(ConfigError, match="roles user, assistant, tool: no tools"):
-        renderer.observation_ids([TOOL])
+def test_a_conversation_that_the_template_refuses_is_named() -> None:
+    refuse = "{% if messages|length > 2 and messages[-1]['role'] == 'system' %}{{ raise_exception('late') }}{% endif %}"
+    renderer = Renderer(tokenizer_with(refuse + CHAT_TEMPLATE))
+    with pytest.raises(ConfigError, match="roles user, assistant, system: late"):
+        renderer.observation_ids([Message(Role.SYSTEM, "play")])
 
 
 def test_hash_changes_with_the_template_and_not_with_how_the_tokenizer_was_used() -> None:

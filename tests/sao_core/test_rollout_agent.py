@@ -161,6 +161,7 @@ async def slow_failure() -> StepResult:
         (slow_failure, "environment step raised TimeoutError: tool gave up"),
         (over(float("nan")), "environment step returned a reward of nan"),
         (over(2.0), "score 2.25 is outside the environment's range -1.0…1.0"),
+        (heard("\ud800"), "environment gave a message whose content is no text"),
         (over("good"), "environment step returned a reward that is no number"),  # type: ignore[arg-type]
         (over(1.0, {"style": "good"}), "environment step returned a reward that is no number"),  # type: ignore[dict-item]
         (nothing, "environment step must return a StepResult"),

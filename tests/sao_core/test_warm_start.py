@@ -159,3 +159,28 @@ def test_an_empty_or_missing_file_is_named(tmp_path):
         read_conversations(written(tmp_path))
     with pytest.raises(ConfigError, match=r"warm_start\.path cannot be read"):
         read_conversations(tmp_path / "nowhere.jsonl")
+
+
+def test_a_conversation_in_openais_shape_keeps_its_calls_and_tools(tmp_path):
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    messages = [
+        {"role": "user", "content": "find 1"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "look"},
+        {"role": "assistant", "content": "answer: 3"},
+    ]
+    (read,) = read_conversations(written(tmp_path, {"messages": messages, "tools": [tool]}))
+    assert [message.extra for message in read] == [
+        {"tools": [tool]},
+        {"tool_calls": [call]},
+        {"tool_call_id": "c1", "name": "look"},
+        {},
+    ]
+    assert read[1].content == ""
+    for bad, message in (
+        ({"messages": messages, "tools": ["look"]}, "talks.jsonl:1: `tools` must be a list of function schemas"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]}, "talks.jsonl:1: message 1: `tool_calls`"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_conversations(written(tmp_path, bad))

@@ -1,0 +1,31 @@
+"""Packages that an adapter needs and that not every installation has: imported when they are used, never before."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from types import ModuleType
+
+from sao_core.config import ConfigError
+
+
+def require(module: str, environment: str, extra: str) -> ModuleType:
+    """Import ``module`` for ``environment``; raises :class:`ConfigError` that says which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        top = module.partition(".")[0]
+        if error.name is not None and error.name.partition(".")[0] != top:
+            raise ConfigError(f"environment.name `{environment}`: `{top}` cannot be imported ({error})") from error
+        raise ConfigError(
+            f"environment.name `{environment}` needs a package that is not installed: "
+            f"pip install 'sao-pipeline[{extra}]'"
+        ) from None
+
+
+def version_of(distribution: str) -> str:
+    """Version of an installed package, without importing it; `none` where it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
