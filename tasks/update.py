@@ -12,8 +12,8 @@ from infra.training_run import TrainingRun
 def update(run: TrainingRun, step: int) -> dict[str, float] | None:
     """Claim a batch, make K critic updates and one policy update on it, commit and publish.
 
-    While the learner is busy, issue the rollouts that the last publication released, and write down evaluations that
-    are done. One task run an update, since each costs the Prefect server tens of milliseconds. Asking again for a
+    While the learner is busy, issue the rollouts that the last publication released (and what takes the place of those
+    that came to nothing), and write down evaluations that are done. One task run an update, since each costs the Prefect server tens of milliseconds. Asking again for a
     committed step does nothing. None if the tasks are over, so that there is no such step.
     """
 
@@ -21,7 +21,7 @@ def update(run: TrainingRun, step: int) -> dict[str, float] | None:
         run.issuer.fill()
         run.evaluations.collect()
 
-    if run.command("update_value", alongside=catch_up, step=step) is None:
+    if run.command("update_value", alongside=catch_up, meanwhile=run.issuer.fill, step=step) is None:
         return None
     metrics: dict[str, float] = run.command("update_policy", step=step)
     return metrics

@@ -332,7 +332,7 @@ def digests(hash_seed, names):
         "from test_reasoning_gym_environment import DataSets, digest\n"
         "for name in sys.argv[2:]:\n"
         "    data = DataSets(name, {}, 3)\n"
-        "    print('digest', name, digest([data.entry(number) for number in (0, 1, 70)]))\n"
+        "    print('\\ndigest', name, digest([data.entry(number) for number in (0, 1, 70)]))\n"
     )
     done = subprocess.run(
         ["env", f"PYTHONHASHSEED={hash_seed}", sys.executable, "-c", program, str(Path(__file__).parent), *names],
