@@ -13,8 +13,9 @@ def update(run: TrainingRun, step: int) -> dict[str, float] | None:
     """Claim a batch, make K critic updates and one policy update on it, commit and publish.
 
     While the learner is busy, issue the rollouts that the last publication released (and what takes the place of those
-    that came to nothing), and write down evaluations that are done. One task run an update, since each costs the Prefect server tens of milliseconds. Asking again for a
-    committed step does nothing. None if the tasks are over, so that there is no such step.
+    that came to nothing), and write down evaluations that are done. One task run an update, since each costs the
+    Prefect server tens of milliseconds. Asking again for a committed step does nothing. None if the tasks are over, so
+    that there is no such step.
     """
 
     def catch_up() -> None:

@@ -36,7 +36,7 @@ class SideProcess:
     def ask(self, request: Any) -> Future[Any]:
         """Send ``request``; the future holds the answer, or :class:`SideProcessFailed`."""
         with self._lock:
-            if self._life is None or self._life.over or self._life.process.poll() is not None:
+            if self._life is None or self._life.ended():
                 self._life = _Life(self._argv)
                 weakref.finalize(self, self._life.end)
             return self._life.send(request)
@@ -57,6 +57,11 @@ class _Life:
         self._owed: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         threading.Thread(target=self._read, name=f"replies of {self.process.pid}", daemon=True).start()
+
+    def ended(self) -> bool:
+        """Whether it takes no more requests."""
+        # In this order, since a poll sees nothing while the reader, which sets `over` first, reaps the process.
+        return self.process.poll() is not None or self.over
 
     def send(self, request: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -64,7 +64,7 @@ def written(style, declare=True):
 
 @pytest.mark.parametrize(
     ("position", "style"),
-    [(0, "cute"), (2047, "cute"), (2048, "chuunibyou"), (4095, "chuunibyou"), (4096, "classical")],
+    [(0, "cute"), (1023, "cute"), (1024, "chuunibyou"), (2303, "chuunibyou"), (2304, "classical")],
 )
 def test_the_style_that_is_liked_depends_on_the_prompts_position(position, style):
     rewards = {name: play(written(name), key=f"train/{position}")[1].reward for name in STYLES}
@@ -157,11 +157,11 @@ def test_options_that_make_no_task_are_refused(options, message):
 def test_the_prompt_offers_the_pool_and_never_tells_what_is_liked():
     for instructions in (False, True):
         options = WritingOptions(instructions=instructions)
-        early, late = (play("x", options, key)[0] for key in ("train/0", "train/4096"))
+        early, late = (play("x", options, key)[0] for key in ("train/0", "train/2304"))
         for style in POOL:
             assert style in early[0].content
         assert ("classical" in late[0].content, "academic" in late[0].content) == (True, False)
-        told = {SPEC.tasks(options, 0).task(f"train/{p}").data["messages"][0] for p in (0, 2048)}
+        told = {SPEC.tasks(options, 0).task(f"train/{p}").data["messages"][0] for p in (0, 1024)}
         assert len(told) == 1
 
 

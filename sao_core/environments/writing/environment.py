@@ -55,8 +55,8 @@ class WritingOptions(Section):
     schedule: tuple[Phase, ...] = Field(
         (
             Phase(from_prompt=0, prefers="cute"),
-            Phase(from_prompt=2048, prefers="chuunibyou"),
-            Phase(from_prompt=4096, prefers="classical", pool=("classical", "cute", "chuunibyou")),
+            Phase(from_prompt=1024, prefers="chuunibyou"),
+            Phase(from_prompt=2304, prefers="classical", pool=("classical", "cute", "chuunibyou")),
         ),
         min_length=1,
         description="What is preferred from which training prompt on, and the pool to choose from; prompts are counted "
