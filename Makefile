@@ -51,13 +51,12 @@ browser-test: $(VENV)/installed-browser  ## `sao up` in a real browser; needs Ch
 
 test-adapters: $(VENV)/installed-dev $(ADAPTERS)/verifiers/installed $(ADAPTERS)/openenv/installed  ## the real packages
 	$(BIN)/python -m pytest tests/adapters --timeout 300
-	$(BIN)/python -m pytest tests/sao_core/test_reasoning_gym_environment.py -m long --timeout 1200  # all its data sets
 
 screenshots: $(VENV)/installed-browser  ## the pictures of docs/ui.md, by the same tests
 	$(BIN)/python -m pytest tests/browser -k 'not attacks' --screenshots docs/images --timeout 900
 
 chaos: $(VENV)/installed-dev  ## at least 1000 kills at named points, outages of a minute, whole runs under kills
-	$(BIN)/python -m pytest tests/e2e tests/flows tests/infra -m long --timeout 1200
+	$(BIN)/python -m pytest tests/e2e tests/flows tests/infra tests/sao_core -m long --timeout 1200
 	$(BIN)/python -m pytest tests/chaos -m "long or not long" --kills 1000 --outage 60 --timeout 5400
 
 compose-test: $(VENV)/installed-dev  ## the services of docker-compose.yml, run without containers, and a training on them

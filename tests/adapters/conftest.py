@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 HERE = Path(__file__).parent
 VENVS = HERE.parent.parent / ".venv-adapters"
+sys.path.append(str(HERE.parent))  # short_run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,3 +36,24 @@ def verifiers_python(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def openenv_python(request: pytest.FixtureRequest) -> str:
     return _python(request.config, "openenv")
+
+
+@pytest.fixture(scope="session")
+def openenv_url(openenv_python: str) -> Iterator[str]:
+    """A guessing game behind a server that is written with OpenEnv's own library."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([openenv_python, str(HERE / "guessing_server.py"), str(port)])
+    try:
+        for _ in range(600):
+            assert server.poll() is None, "the server ended"
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).raise_for_status()
+                break
+            except httpx.HTTPError:
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()

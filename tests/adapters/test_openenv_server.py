@@ -1,11 +1,6 @@
 import asyncio
 import json
-import socket
-import subprocess
-import time
-from pathlib import Path
 
-import httpx
 import pytest
 
 from sao_core.config import ConfigError
@@ -16,24 +11,9 @@ from sao_core.trajectory import Message, Role
 SPEC = get("openenv")
 
 
-@pytest.fixture(scope="module")
-def url(openenv_python):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen([openenv_python, str(Path(__file__).with_name("guessing_server.py")), str(port)])
-    try:
-        for _ in range(600):
-            assert server.poll() is None, "the server ended"
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).raise_for_status()
-                break
-            except httpx.HTTPError:
-                time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
+@pytest.fixture
+def url(openenv_url):
+    return openenv_url
 
 
 def source(url, seed=0, **options):
