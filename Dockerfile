@@ -24,6 +24,8 @@ RUN pip install --no-deps . && sao recipes
 
 FROM python:3.11.15-slim-bookworm AS sao
 
+# bubblewrap isolates code that a model wrote.
+RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --user-group --home-dir /var/lib/sao --create-home --shell /usr/sbin/nologin sao
 COPY --from=builder /opt/sao /opt/sao
 ENV PATH=/opt/sao/bin:$PATH HOME=/var/lib/sao SAO_HOME=/var/lib/sao PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

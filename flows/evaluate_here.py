@@ -5,7 +5,6 @@ Prefect is imported only when its server's address is set. Progress goes to stan
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from flows.evaluation_view import EvaluationProgress
 from flows.launch import explain_failure, leave, prefect_here, run_flow
 from flows.preflight import preflight
 from flows.suites import Suite, evaluation_config, load_suite, suite_of_run
+from infra.evaluated_model import model_sha256
 from infra.evaluation_comparison import Evaluated
 from infra.evaluations import LIMITS, code_of_evaluation
 from infra.ledger import Ledger, LedgerError, RunStatus
-from infra.manifest import describe, manifest_bytes
 from infra.objects import Corrupt, ObjectStoreError
 from infra.settings import Settings
 from infra.targets import RUN_SCHEME, model_path
@@ -155,7 +154,7 @@ def _same_before(ledger: Ledger, config: TrainConfig, folder: str) -> Planned | 
     code = code_of_evaluation()
     if code["dirty"] == "true":
         return None
-    sha256 = hashlib.sha256(manifest_bytes(describe(Path(folder)))).hexdigest()
+    sha256 = model_sha256(Path(folder).expanduser())
     mine = _asked(config.model_dump(mode="json"))
     for run in ledger.runs():
         alike = run.config["recipe"] == config.recipe and run.status is RunStatus.COMPLETED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from infra import pages
 from infra.ledger import RunRecord
 from infra.services import MLFLOW, PREFECT, running
 from infra.settings import Settings
@@ -18,11 +19,7 @@ def mlflow_page(settings: Settings) -> str | None:
 
 def prefect_page(settings: Settings) -> str | None:
     """As :func:`mlflow_page`, of Prefect."""
-    if settings.prefect_pages is not None:
-        return settings.prefect_pages
-    if settings.prefect_api_url is not None:
-        return settings.prefect_api_url.rstrip("/").removesuffix("/api")
-    return running(settings, PREFECT)
+    return pages.configured_prefect(settings) or running(settings, PREFECT)
 
 
 def mlflow_run(settings: Settings, run: RunRecord) -> str | None:
@@ -33,8 +30,7 @@ def mlflow_run(settings: Settings, run: RunRecord) -> str | None:
 
 def flow_run(settings: Settings, run: RunRecord) -> str | None:
     """The page of a run's flow run in Prefect."""
-    page = prefect_page(settings)
-    return f"{page}/runs/flow-run/{run.prefect_flow_run_id}" if page and run.prefect_flow_run_id else None
+    return pages.flow_run(prefect_page(settings), run)
 
 
 def places(settings: Settings, run: RunRecord) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infra.prompts import check_end
-from infra.settings import Settings
+from infra.settings import ChatKeys, Settings
 from infra.targets import resolve_target
 from sao_core.config import ConfigError, TrainConfig
 from sao_core.environments import base as environments
@@ -17,7 +17,9 @@ def preflight(config: TrainConfig, settings: Settings, *, resuming: bool = False
 
     Raises:
         ConfigError: something cannot work; one line that names it and the way out.
+        SettingsError: a variable that the processes of the run would read is wrong.
     """
+    ChatKeys.from_environment()
     if training and config.evaluation.alone:
         raise ConfigError(
             "evaluation.alone=true makes a run that trains nothing: start it with `sao evaluate`, or go on with it by "

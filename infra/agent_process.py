@@ -18,7 +18,7 @@ from typing import Any
 from infra import agent_guard
 from sao_core.agent_programs import ProgramEnded
 
-_PRIVATE = ("SAO_", "PREFECT_", "MLFLOW_", "AWS_")
+_PRIVATE = ("SAO_", "PREFECT_", "MLFLOW_", "AWS_", "PG")
 _REPORT_BYTES = 16 * 2**20
 """More than a report can have, however its text is escaped."""
 

@@ -1,7 +1,7 @@
 """Beginning an attempt of a run: the first, or a resume with a configuration that may follow what was seen.
 
 One attempt at a time: a resume waits for a learner that is still keeping its checkpoint, and refuses to push out one
-that trains.
+that trains (of an evaluation that stands alone: its evaluators).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from sao_core.changes import Change, changes
 from sao_core.config import ConfigError, TrainConfig, parse_config
 
 LEARNER = "learner"
+EVALUATOR = "evaluator"
 STOPPING = "stopping"
 """What a learner says that was told to stop and keeps its checkpoint."""
 ENDED = ("stopped", "failed")
@@ -52,7 +53,7 @@ def begin(ledger: Ledger, run_id: str, config: TrainConfig, say: Callable[[str],
     """
     created = ledger.create_run(run_id, config.recipe, config.algorithm.name, config.model_dump(mode="json"))
     planned = [] if created else planned_changes(ledger, run_id, config)
-    wait_for_learner(ledger, run_id, say)
+    wait_for_learner(ledger, run_id, say, EVALUATOR if config.evaluation.alone else LEARNER)
     attempt = ledger.begin_attempt(run_id)
     if planned:
         changed = {change.setting: (change.old, change.new) for change in planned}
@@ -62,30 +63,31 @@ def begin(ledger: Ledger, run_id: str, config: TrainConfig, say: Callable[[str],
     return attempt
 
 
-def wait_for_learner(ledger: Ledger, run_id: str, say: Callable[[str], None]) -> None:
-    """Return once no learner of this run lives.
+def wait_for_learner(ledger: Ledger, run_id: str, say: Callable[[str], None], role: str = LEARNER) -> None:
+    """Return once no learner of this run lives; ``role`` is who does the work where it is no learner.
 
     Raises:
         RunAlive: one does, and is not about to end.
     """
     started = time.monotonic()
     said = False
-    while (learner := _living_learner(ledger, run_id)) is not None:
+    while (learner := _living(ledger, run_id, role)) is not None:
         waited = time.monotonic() - started
         if waited > (STOPPING_PATIENCE_S if learner.state == STOPPING else PATIENCE_S):
             raise RunAlive(
-                f"run {run_id} is being trained by process {learner.pid} on {learner.host} ({learner.state}): stop it "
-                "first, with Ctrl-C there or by cancelling it in the Prefect UI"
+                f"run {run_id} is being {'trained' if role == LEARNER else 'evaluated'} by process {learner.pid} on "
+                f"{learner.host} ({learner.state}): stop it first, with Ctrl-C there or by cancelling it in the "
+                "Prefect UI"
             )
         if not said:
-            say(f"waiting for the learner of the last attempt (process {learner.pid} on {learner.host}) to end")
+            say(f"waiting for the {role} of the last attempt (process {learner.pid} on {learner.host}) to end")
             said = True
         time.sleep(0.2)
 
 
-def _living_learner(ledger: Ledger, run_id: str) -> WorkerRecord | None:
-    learners = (worker for worker in ledger.workers(run_id) if worker.worker.startswith(f"{LEARNER}-"))
-    return next((worker for worker in learners if _lives(worker)), None)
+def _living(ledger: Ledger, run_id: str, role: str) -> WorkerRecord | None:
+    members = (worker for worker in ledger.workers(run_id) if worker.worker.startswith(f"{role}-"))
+    return next((worker for worker in members if _lives(worker)), None)
 
 
 def _lives(worker: WorkerRecord) -> bool:

@@ -71,6 +71,8 @@ def read_request(body: bytes, sampling: Sampling) -> ChatRequest:
     """Check a request against how its rollout samples; raises :class:`BadRequest`."""
     try:
         given = json.loads(body)
+        if b"\\u" in body:  # half of a surrogate pair may be escaped, and is no text
+            json.dumps(given, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body must be JSON: {error}", code="invalid_json") from None
     if not isinstance(given, dict):
@@ -104,7 +106,7 @@ def read_request(body: bytes, sampling: Sampling) -> ChatRequest:
 
 
 def _check_temperature(value: Any, sampling: Sampling) -> None:
-    allowed = {sampling.temperature, *([0.0] if sampling.greedy else [])}
+    allowed = [sampling.temperature, *([0.0] if sampling.greedy else [])]
     if value is not None and value not in allowed:
         raise BadRequest(
             f"temperature must be {sampling.temperature:g}, as this run samples, or be left out: got {value!r:.80}",

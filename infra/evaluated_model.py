@@ -5,17 +5,29 @@ Stored like any policy, so that its sha256 is on the record and its answers can 
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+from fnmatch import fnmatch
 from pathlib import Path
 
 from infra.ledger import Ledger
-from infra.manifest import MANIFEST
+from infra.manifest import MANIFEST, describe, manifest_bytes
 from infra.policy_store import PolicyStore
 from sao_core.models.folder import CRITIC_FOLDER
 from sao_core.models.tiny import build_tiny
 
 NO_PART_OF_A_POLICY = (CRITIC_FOLDER, MANIFEST, ".*", "*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx")
 """What model folders hold beyond a policy: it is neither stored nor hashed."""
+
+
+def model_sha256(folder: Path) -> str:
+    """The sha256 that the model of a folder has once it is published."""
+
+    def belongs(path: str) -> bool:
+        return not any(fnmatch(part, pattern) for part in path.split("/") for pattern in NO_PART_OF_A_POLICY)
+
+    entries = [entry for entry in describe(folder) if belongs(entry.path)]
+    return hashlib.sha256(manifest_bytes(entries)).hexdigest()
 
 
 def publish_model(

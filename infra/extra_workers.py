@@ -29,6 +29,10 @@ class ExtraWorkers:
         if workers < 1:
             raise ConfigError(f"workers must be 1 or more: got {workers}")
         run = ledger.run(run_id)
+        if run.config.get("evaluation", {}).get("alone"):
+            raise ConfigError(
+                f"run {run_id} is an evaluation, to which nothing can be added: raise its rollout.workers instead"
+            )
         if run.status is not RunStatus.RUNNING:
             raise ConfigError(
                 f"run {run_id} is {run.status} and needs no rollouts; go on with it by: sao train --resume {run_id}"

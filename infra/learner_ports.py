@@ -78,7 +78,7 @@ class LedgerBatches:
         rest = self._ledger.rest(self._run_id, step) if self._ends else None
         if rest == 0:
             raise TasksOver
-        return rest
+        return None if rest is None else min(rest, self._batch_size)  # more may have come since the look before
 
     def collected(self, purpose: Purpose) -> int:
         """How many rollouts of a purpose that no update consumes are stored."""

@@ -68,21 +68,23 @@ def write_predictions(
     chosen = _chosen(ledger, evaluation, sample)
     draft = path.with_name(f".{path.name}.partial")
     model, rows, with_patch, found = _model_name(evaluation), 0, 0, False
-    with draft.open("w", encoding="utf-8") as file:
-        for instance, patch, has_one in _patches(store, chosen, say):
-            row = {"instance_id": instance, "model_name_or_path": model, "model_patch": patch}
-            file.write(json.dumps(row) + "\n")
-            rows, with_patch, found = rows + 1, with_patch + bool(patch), found or has_one
-        file.flush()
-        os.fsync(file.fileno())
-    if not found:
-        draft.unlink()
-        environment = evaluation.record.settings.get("environment", "its environment")
-        raise ConfigError(
-            f"no answer of {evaluation.label} has a patch: `{environment}` leaves none in info[{PATCH!r}], as "
-            "`code_repair` does"
-        )
-    draft.replace(path)
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            for instance, patch, has_one in _patches(store, chosen, say):
+                row = {"instance_id": instance, "model_name_or_path": model, "model_patch": patch}
+                file.write(json.dumps(row) + "\n")
+                rows, with_patch, found = rows + 1, with_patch + bool(patch), found or has_one
+            file.flush()
+            os.fsync(file.fileno())
+        if not found:
+            environment = evaluation.record.settings.get("environment", "its environment")
+            raise ConfigError(
+                f"no answer of {evaluation.label} has a patch: `{environment}` leaves none in info[{PATCH!r}], as "
+                "`code_repair` does"
+            )
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
     return Written(rows, rows - with_patch, evaluation.record.settings.get("prompts", rows) - rows)
 
 

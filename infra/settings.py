@@ -161,7 +161,8 @@ class ChatKeys:
             by_place = None
         if not isinstance(by_place, dict) or not all(isinstance(key, str) for key in by_place.values()):
             raise SettingsError('SAO_CHAT_API_KEYS must be a JSON object of texts such as {"api.openai.com": "sk-…"}')
-        return cls((env.get("SAO_CHAT_API_KEY") or "").strip() or None, by_place)
+        everywhere = (env.get("SAO_CHAT_API_KEY") or "").strip() or None
+        return cls(everywhere, {place: key.strip() for place, key in by_place.items()})
 
     def key_for(self, url: str) -> str | None:
         """The key of an endpoint: that of the longest place that it lies in, else the one for all."""

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from infra.attempts import LEARNER, is_gone
+from infra.attempts import EVALUATOR, LEARNER, is_gone
 from infra.evaluations import EvaluationDesk
 from infra.ledger import Ledger
 from infra.processes import CLOSE_GRACE_S, ChildGroup
@@ -24,8 +24,8 @@ from infra.settings import Settings
 from infra.tracking import Tracker
 from sao_core.algorithms import resolve
 from sao_core.config import ConfigError, TrainConfig
+from sao_core.trajectory import Purpose
 
-EVALUATOR = "evaluator"
 CONFIG_ERROR = f"{ConfigError.__module__}.{ConfigError.__qualname__}"
 WATCHDOG_POLL_S = 2.0
 
@@ -184,10 +184,14 @@ class TrainingRun:
         if seen != self._seen:
             self._seen, self._last_news = seen, now
         if now - self._last_news > self.config.asynchrony.watchdog_s:
-            queue = self.ledger.queue(self.run_id)
+            if self.config.evaluation.alone:
+                asked = self.ledger.request_states(self.run_id, Purpose.EVALUATE)
+                name, rollouts = EVALUATOR, f"evaluation rollouts: { {str(state): n for state, n in asked.items()} }"
+            else:
+                name, rollouts = LEARNER, f"training rollouts: {self.ledger.queue(self.run_id)}"
             raise NoProgress(
-                f"no progress for {self.config.asynchrony.watchdog_s:g} s (asynchrony.watchdog_s): the learner is at "
-                f"“{states.get(LEARNER)}”; training rollouts: {queue}; see {self.settings.logs(self.run_id)}"
+                f"no progress for {self.config.asynchrony.watchdog_s:g} s (asynchrony.watchdog_s): the {name} is at "
+                f"“{states.get(name)}”; {rollouts}; see {self.settings.logs(self.run_id)}"
             )
 
     def _bury_the_dead(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,14 @@ def messages_of(row: dict[str, Any], where: str) -> tuple[Message, ...]:
             raise ConfigError(f"{where}: `tools` must be a list of function schemas with a `name`: got {tools!r:.60}")
         first = replace(first, extra={**first.extra, "tools": tools})
     return first, *rest
+
+
+def weight_of(row: Mapping[str, Any], where: str) -> float:
+    """The ``weight`` of a row, 1 where it has none; raises ConfigError."""
+    weight = row.get("weight", 1)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise ConfigError(f"{where}: `weight` must be a number over 0: got {weight!r:.60}")
+    return float(weight)
 
 
 def _is_function(tool: Any) -> bool:

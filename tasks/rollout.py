@@ -5,7 +5,8 @@ from __future__ import annotations
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.training_run import EVALUATOR, TrainingRun
+from infra.attempts import EVALUATOR
+from infra.training_run import TrainingRun
 
 
 @task(name="rollout worker", task_run_name="rollout worker {index}", cache_policy=NO_CACHE)

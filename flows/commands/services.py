@@ -49,6 +49,7 @@ def up(
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """What of `sao up` runs, where, and what it takes; the runs that train now."""
     from flows.up import service_states, supervisor_pid
+    from flows.views import is_evaluation
     from infra.ledger import RunStatus
 
     places = Settings.from_environment()
@@ -70,8 +71,10 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     console.print(table)
     console.print(f"sao up: process {pid}" if pid else "sao up does not run here", highlight=False)
     for run in runs:
-        total = run.config["learner"]["updates"]
-        console.print(f"training: {run.run_id}, update {run.step} of {total}", highlight=False, markup=False)
+        what = f"training: {run.run_id}, update {run.step} of {run.config['learner']['updates']}"
+        if is_evaluation(run):
+            what = f"evaluation: {run.run_id}"
+        console.print(what, highlight=False, markup=False)
 
 
 @app.command()

@@ -12,12 +12,13 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from infra import pages
 from infra.ledger import RunRecord
 from infra.settings import Settings
 from infra.tracking.client import VALUE_LENGTH, batches, key_name, set_tags
 from sao_core.config import ConfigError, TrainConfig
 from sao_core.environments import base as environments
-from sao_core.outside import Outside
+from sao_core.outside import NotLent, Outside
 
 logger = logging.getLogger("infra.tracking")
 
@@ -81,7 +82,7 @@ def describe(
         "objects": f"{settings.object_store}/runs/{run.run_id}",
         "mlflow.note.content": _note(run, config, settings),
         "prefect_flow_run_id": run.prefect_flow_run_id,
-        "prefect_flow_run_url": _flow_run_url(run, settings),
+        "prefect_flow_run_url": pages.flow_run(pages.configured_prefect(settings), run),
         "superseded_steps": spans(superseded),
         "changed_params": json.dumps(changed) if changed else None,
         "mlflow.parentRunId": parent,
@@ -93,7 +94,7 @@ def describe(
 
 def _note(run: RunRecord, config: TrainConfig, settings: Settings) -> str:
     """The description of a run on its page."""
-    page = _flow_run_url(run, settings)
+    page = pages.flow_run(pages.configured_prefect(settings), run)
     where = f" · [flow run in Prefect]({page})" if page else ""
     if config.evaluation.alone:
         return (
@@ -148,26 +149,23 @@ def _dataset(name: str, context: str, known: Mapping[str, Any]) -> Any:
 
 
 def _environment_version(config: TrainConfig) -> str | None:
-    """The version of the environment's rules; None where its code is not at hand."""
+    """The version of the environment's rules; None where its code is not at hand, or needs what only workers have.
+
+    A mixture has none: each rollout carries the version of its part.
+    """
     name = config.environment.name
     try:
         spec = environments.get(name)
+        if spec.choose is not None:
+            return None
         episode = spec.make(spec.parse_options(config.environment.options), Outside())
         asyncio.run(episode.close())
-    except ConfigError:  # no such environment, or none with such options, where this runs
+    except (ConfigError, NotLent):  # no such environment here, none with such options, or one that needs a sandbox
         return None
     except Exception as error:  # somebody else's code, perhaps on a machine that lacks what it needs
         logger.warning("the version of environment %s is not known here: %s", name, error)
         return None
     return episode.version
-
-
-def _flow_run_url(run: RunRecord, settings: Settings) -> str | None:
-    pages, api = settings.prefect_pages, settings.prefect_api_url
-    if run.prefect_flow_run_id is None or (pages is None and api is None):
-        return None
-    server = pages or (api or "").rstrip("/").removesuffix("/api")
-    return f"{server}/runs/flow-run/{run.prefect_flow_run_id}"
 
 
 def _git(*arguments: str) -> str | None:

@@ -198,7 +198,7 @@ def gapless_versions(s: Snapshot) -> Iterator[Problem]:
 def ended_run(s: Snapshot) -> Iterator[Problem]:
     """A run that ended says when; a completed one has nothing open and made its updates, or none at all.
 
-    (None at all: flows that only prepare or evaluate.)
+    (None at all: flows that only prepare or evaluate. Fewer: tasks that came to an end.)
     """
     if (s.run.ended_at is None) != (s.run.status == RunStatus.RUNNING):
         yield s.run.run_id, f"it is {s.run.status} and ended at {s.run.ended_at}"
@@ -213,7 +213,7 @@ def ended_run(s: Snapshot) -> Iterator[Problem]:
     for version in s.unreported:
         yield f"policy {version}", "the run is completed, but the evaluation of this version was not reported"
     wanted = json.loads(s.run.config_json).get("learner", {}).get("updates")
-    if wanted is not None and 0 < s.last_step < wanted:
+    if wanted is not None and 0 < s.last_step < wanted and not s.tasks_over:
         yield s.run.run_id, f"it is completed after step {s.last_step} of {wanted}"
 
 

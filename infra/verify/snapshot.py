@@ -18,6 +18,7 @@ from infra.models import (
     ConfigChange,
     EvaluationOrder,
     FailedAttempt,
+    Frontier,
     Policy,
     Request,
     RolloutPart,
@@ -88,6 +89,8 @@ class Snapshot:
     """Policy versions whose evaluation was asked for and not reported."""
     max_attempts: frozenset[int]
     """Every bound on attempts that was in force."""
+    tasks_over: bool
+    """Whether its tasks came to an end, so that there may be fewer updates than were asked for."""
 
     @cached_property
     def rollouts(self) -> Mapping[tuple[int, int], Sequence[Row[Any]]]:
@@ -147,6 +150,7 @@ def read_snapshot(ledger: Ledger, run_id: str) -> Snapshot:
             raise UnknownRun(f"there is no run {run_id} in {ledger.label}")
         changes = rows((ConfigChange.setting, ConfigChange.old_json), ConfigChange.run_id)
         orders = rows((EvaluationOrder.version, EvaluationOrder.reported), EvaluationOrder.run_id)
+        frontiers = rows((Frontier.closed,), Frontier.run_id)
         entry = TrajectoryEntry
         return Snapshot(
             run=run,
@@ -161,6 +165,7 @@ def read_snapshot(ledger: Ledger, run_id: str) -> Snapshot:
             max_attempts=frozenset(
                 [run.max_attempts, *(int(json.loads(c.old_json)) for c in changes if c.setting == MAX_ATTEMPTS)]
             ),
+            tasks_over=any(row.closed for row in frontiers),
         )
 
     return ledger.transact(read, Mode.READ)

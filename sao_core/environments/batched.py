@@ -51,12 +51,13 @@ class Batched(Generic[Asked, Answer]):
                 continue
             try:
                 answers = await loop.run_in_executor(self._thread, self._answer, [asked for asked, _ in batch])
+                answered = list(zip(batch, answers, strict=True))
             except Exception as error:  # raised to those who asked
                 for _, answer in batch:
                     if not answer.done():
                         answer.set_exception(error)
             else:
-                for (_, answer), value in zip(batch, answers, strict=True):
+                for (_, answer), value in answered:
                     if not answer.done():
                         answer.set_result(value)
 

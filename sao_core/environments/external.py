@@ -7,7 +7,6 @@ Nothing here starts it: see :mod:`sao_core.rollout.external`.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import math
@@ -28,9 +27,9 @@ from sao_core.environments.base import (
     Task,
     TaskSource,
     load_object,
-    random_of,
 )
-from sao_core.environments.walk import Walk
+from sao_core.environments.one_thread import in_own_thread
+from sao_core.environments.row_tasks import RowTasks
 from sao_core.jsonl_rows import read_rows
 from sao_core.outside import Outside
 from sao_core.trajectory import Message
@@ -112,7 +111,7 @@ class ExternalAgent(Environment):
             given = _printed(ended)
         else:
             try:
-                given = await asyncio.to_thread(self._judge, task.data["row"], ended, tuple(messages))
+                given = await in_own_thread(self._judge, task.data["row"], ended, tuple(messages))
             except Exception as error:
                 raise UnusableResult(f"{self._options.reward} raised {type(error).__name__}: {error}") from error
         return StepResult(terminated=True, **_checked(given, self._options.reward_range))
@@ -183,48 +182,31 @@ def _judge(path: str) -> Judge:
     return judge
 
 
-class ExternalTasks(TaskSource):
+class ExternalTasks(RowTasks):
     """The rows of a file, keys ``row/NUMBER``; some are held out."""
 
     def __init__(self, options: ExternalAgentOptions, seed: int) -> None:
         if options.reward is not None:
             _judge(options.reward)
-        self._tasks = _read(options)
-        if len(self._tasks) < 2:
-            raise ConfigError(
-                "environment.options.tasks needs at least two rows, one to train on and one held out: got "
-                f"{len(self._tasks)} in {options.tasks}"
-            )
-        order = list(self._tasks)
-        random_of("held out", seed).shuffle(order)
-        count = min(len(order) - 1, max(1, round(options.held_out_fraction * len(order))))
-        held_out = set(order[:count])
-        self._held_out = order[:count]
-        self._training = [key for key in self._tasks if key not in held_out]
-        self._walk = Walk([1.0] * len(self._training), "external_agent", seed)
-        self.epoch_size = len(self._walk)
-
-    def key_at(self, position: int) -> str:
-        """Every training row once per epoch, each epoch in another order."""
-        return self._training[self._walk[position]]
-
-    def evaluation_keys(self, count: int) -> list[str]:
-        """At most ``count`` held-out rows."""
-        return self._held_out[:count]
-
-    def task(self, key: str) -> Task:
-        """The row of a key; raises KeyError if there is none."""
-        return self._tasks[key]
+        tasks = _read(options)
+        super().__init__(
+            tasks,
+            [1.0] * len(tasks),
+            None,
+            options.held_out_fraction,
+            path=options.tasks,
+            seed=seed,
+            setting="environment.options.tasks",
+        )
 
 
-def _read(options: ExternalAgentOptions) -> dict[str, Task]:
-    tasks: dict[str, Task] = {}
+def _read(options: ExternalAgentOptions) -> list[Task]:
+    tasks = list[Task]()
     for where, row in read_rows(Path(options.tasks), "environment.options.tasks"):
         missing = [name for name in options.fields if name not in row]
         if missing:
             raise ConfigError(f"{where}: the row has no `{missing[0]}`, which environment.options.command names")
-        key = f"row/{len(tasks)}"
-        tasks[key] = Task(key, str(row.get("difficulty", "")), {"row": row})
+        tasks.append(Task(f"row/{len(tasks)}", str(row.get("difficulty", "")), {"row": row}))
     return tasks
 
 

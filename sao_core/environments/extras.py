@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 from types import ModuleType
 
 from sao_core.config import ConfigError
@@ -17,10 +18,19 @@ def require(module: str, environment: str, extra: str) -> ModuleType:
         top = module.partition(".")[0]
         if error.name is not None and error.name.partition(".")[0] != top:
             raise ConfigError(f"environment.name `{environment}`: `{top}` cannot be imported ({error})") from error
-        raise ConfigError(
-            f"environment.name `{environment}` needs a package that is not installed: "
-            f"pip install 'sao-pipeline[{extra}]'"
-        ) from None
+        raise _missing(environment, extra) from None
+
+
+def require_installed(module: str, environment: str, extra: str) -> None:
+    """The same for a module that another process will import; nothing is imported here."""
+    if importlib.util.find_spec(module) is None:
+        raise _missing(environment, extra)
+
+
+def _missing(environment: str, extra: str) -> ConfigError:
+    return ConfigError(
+        f"environment.name `{environment}` needs a package that is not installed: pip install 'sao-pipeline[{extra}]'"
+    )
 
 
 def version_of(distribution: str) -> str:

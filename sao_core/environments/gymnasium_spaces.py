@@ -14,7 +14,7 @@ import numpy as np
 
 MOST_NUMBERS = 256
 """Numbers of an observation that a prompt may spell out."""
-_ACTION = re.compile(r"(?im)^\s*action\s*[:=](.*)$")
+_ACTION = re.compile(r"(?im)^[^\S\n]*action[^\S\n]*[:=](.*)$")
 _ANSI_MARKED = re.compile(r"\x1b\[(?:\d+;)*4\d(?:;\d+)*m(.*?)\x1b\[0?m", re.DOTALL)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 

@@ -283,7 +283,7 @@ class GymnasiumTasks(TaskSource):
     def task(self, key: str) -> Task:
         """The seed of a key; raises KeyError if this source did not give it out."""
         split, _, index = key.partition("/")
-        if split not in _SPLITS or not index.isdigit():
+        if split not in _SPLITS or not index.isdecimal():
             raise KeyError(key)
         drawn = random_of("gymnasium", self._seed, key).randrange(2**29)
         return Task(key, "", {"seed": drawn * len(_SPLITS) + _SPLITS.index(split)})

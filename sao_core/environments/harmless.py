@@ -28,7 +28,7 @@ def is_harmless(text: str) -> bool:
     try:
         node = ast.parse(text, mode="eval").body
         return _is_literal(node) or _is_formula(node, 1.0, 0)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         return False
 
 
@@ -67,6 +67,10 @@ def _is_formula(node: ast.expr, power: float, calls: int) -> bool:
     return False
 
 
+def _is_at_least_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value >= 1
+
+
 def _bound(node: ast.expr) -> float:
     """What the absolute value of a formula cannot exceed while its names stand for at most 1; infinite if unclear."""
     match node:
@@ -81,8 +85,10 @@ def _bound(node: ast.expr) -> float:
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _bound(left) * _bound(right)
         case ast.BinOp(left=base, op=ast.Pow(), right=exponent):
+            if not (_is_at_least_one(base) or isinstance(exponent, ast.Constant)):
+                return math.inf  # a negative power of something small is large
             try:
-                return _bound(base) ** _bound(exponent)
+                return max(1.0, _bound(base)) ** _bound(exponent)
             except OverflowError:
                 return math.inf
         case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=int() | float() as value)) if value:

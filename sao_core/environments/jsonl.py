@@ -24,8 +24,9 @@ from sao_core.environments.base import (
     TaskSource,
     load_object,
 )
+from sao_core.environments.one_thread import in_own_thread
 from sao_core.environments.row_tasks import RowTasks
-from sao_core.jsonl_rows import messages_of, read_rows
+from sao_core.jsonl_rows import messages_of, read_rows, weight_of
 from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
 
@@ -105,7 +106,7 @@ class Jsonl(Environment):
             raise RuntimeError("reset comes before step")
         row = self._task.data["row"]
         if self._reward is not None:
-            reward = float(self._reward(action, row))
+            reward = float(await in_own_thread(self._reward, action, row))
             if not (math.isfinite(reward) and 0 <= reward <= 1):
                 raise ValueError(f"{self._options.reward} must return a reward from 0 to 1: got {reward}")
         else:
@@ -153,10 +154,7 @@ def _read(path: str, split: str, setting: str, answers: bool) -> tuple[list[Task
             messages = (Message(Role.USER, row["prompt"]),)
         else:
             raise ConfigError(f"{where}: the row needs `messages` or a text `prompt`")
-        weight = row.get("weight", 1)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise ConfigError(f"{where}: `weight` must be a number over 0: got {weight!r:.60}")
-        weights.append(float(weight))
+        weights.append(weight_of(row, where))
         difficulty = str(row.get("difficulty", ""))
         tasks.append(Task(f"{split}/{index}", difficulty, {"messages": messages, "row": row}))
     return tasks, weights

@@ -6,11 +6,9 @@ model's own code runs, with limits; only equal texts and whole numbers are compa
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 
-from sao_core.config import ConfigError
 from sao_core.outside import CodeRunner, Limits, StoppedBy
 
 CHECK_LIMITS = Limits(wall_s=40.0, cpu_s=15.0, memory_bytes=2**30)
@@ -24,28 +22,23 @@ from math_verify import parse, verify
 known, given = (parse("$" + text + "$") for text in json.load(sys.stdin))
 print("right" if verify(known, given) else "wrong")
 """
+_BRACE = re.compile(r"(?P<box>\\f?boxed\s*\{)|\\[{}]|[{}]")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,1000}")
-
-
-def require_math_verify(environment: str) -> None:
-    """Raise :class:`ConfigError` that says which extra brings math-verify, without importing it."""
-    if importlib.util.find_spec("math_verify") is None:
-        raise ConfigError(
-            f"environment.name `{environment}` needs a package that is not installed: pip install 'sao-pipeline[math]'"
-        )
 
 
 def boxed(text: str) -> str | None:
     r"""What stands in the last ``\boxed{}`` (or ``\fbox{}``) of a text, braces balanced; None without one."""
-    found = None
-    for opening in re.finditer(r"\\f?boxed\s*\{", text):
-        depth = 1
-        for place in range(opening.end(), len(text)):
-            escaped = text[place - 1] == "\\"
-            depth += (text[place] == "{" and not escaped) - (text[place] == "}" and not escaped)
-            if not depth:
-                found = text[opening.end() : place].strip()
-                break
+    starts: list[int | None] = []  # of the braces that are open, where the content of a box begins
+    last, found = -1, None
+    for mark in _BRACE.finditer(text):
+        if mark["box"]:
+            starts.append(mark.end())
+        elif mark[0] == "{":
+            starts.append(None)
+        elif mark[0] == "}" and starts:
+            start = starts.pop()
+            if start is not None and start > last:
+                last, found = start, text[start : mark.start()].strip()
     return found
 
 

@@ -6,7 +6,6 @@ of fields may be in capitals. Every error names file, line and field.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from sao_core.config import ConfigError
 from sao_core.environments.base import Task
 from sao_core.environments.math_answers import boxed
-from sao_core.jsonl_rows import read_rows
+from sao_core.jsonl_rows import read_rows, weight_of
 
 
 def read_problems(path: str, split: str, setting: str) -> tuple[list[Task], list[float]]:
@@ -28,11 +27,8 @@ def read_problems(path: str, split: str, setting: str) -> tuple[list[Task], list
         difficulty = fields.get("difficulty", fields.get("level", ""))
         if not isinstance(difficulty, str | int | float):
             raise ConfigError(f"{where}: field `difficulty` must be a text or a number: got {difficulty!r:.60}")
-        weight = fields.get("weight", 1)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise ConfigError(f"{where}: field `weight` must be a number over 0: got {weight!r:.60}")
         tasks.append(Task(f"{split}/{index}", str(difficulty), data))
-        weights.append(float(weight))
+        weights.append(weight_of(fields, where))
     return tasks, weights
 
 

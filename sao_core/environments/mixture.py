@@ -38,6 +38,8 @@ class MixtureOptions(Section):
     def _parts_can_be_told_apart(cls, value: dict[str, Part]) -> dict[str, Part]:
         if len(value) < 2:
             raise ValueError(f"must name at least two environments: got {list(value)}")
+        if len(value) > BLOCK:
+            raise ValueError(f"must name at most {BLOCK} environments: got {len(value)}")
         for name, part in value.items():
             if not name or "/" in name:
                 raise ValueError(f"must have names without a slash: got {name!r}")

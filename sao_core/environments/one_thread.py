@@ -12,6 +12,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+async def in_own_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call a ``function`` that may take its time, or for ever, in a thread of its own."""
+    thread = OneThread("one call")
+    try:
+        return await thread.run(function, *args)
+    finally:
+        thread.stop()
+
+
 class OneThread:
     """Runs calls in their order; no exit of the process waits for it."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit, urlunsplit
@@ -32,7 +31,6 @@ from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
 
 _SPLITS = ("train", "evaluation")
-_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 class OpenEnvOptions(Section):
@@ -138,9 +136,9 @@ class OpenEnv(Environment):
     def _action(self, reply: str) -> dict[str, Any]:
         if self._options.action_field is not None:
             return {**self._options.action, self._options.action_field: reply.strip()}
-        found = _OBJECT.search(reply)
+        start, end = reply.find("{"), reply.rfind("}")
         try:
-            value = json.loads(found.group()) if found else None
+            value = json.loads(reply[start : end + 1]) if 0 <= start < end else None
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
@@ -183,7 +181,7 @@ class OpenEnvTasks(TaskSource):
     def task(self, key: str) -> Task:
         """The seed of a key; raises KeyError if this source did not give it out."""
         split, _, index = key.partition("/")
-        if split not in _SPLITS or not index.isdigit():
+        if split not in _SPLITS or not index.isdecimal():
             raise KeyError(key)
         drawn = random_of("openenv", self._seed, key).randrange(2**30)
         return Task(key, "", {"seed": drawn * len(_SPLITS) + _SPLITS.index(split)})

@@ -23,8 +23,8 @@ from sao_core.environments.base import (
     random_of,
     shuffled_index,
 )
-from sao_core.environments.extras import version_of
-from sao_core.environments.math_answers import boxed, is_right, require_math_verify
+from sao_core.environments.extras import require_installed, version_of
+from sao_core.environments.math_answers import boxed, is_right
 from sao_core.environments.math_problems import LEVELS, Problem, make_problem
 from sao_core.environments.math_rows import read_problems
 from sao_core.environments.row_tasks import RowTasks
@@ -220,7 +220,7 @@ class MadeProblems(TaskSource):
     def problem(self, key: str) -> tuple[int, Problem]:
         """Level and problem of a key; raises KeyError."""
         split, _, index = key.partition("/")
-        if split not in ("train", "evaluation", "demonstration") or not index.isdigit():
+        if split not in ("train", "evaluation", "demonstration") or not index.isdecimal():
             raise KeyError(key)
         levels = self._options.hardest - self._options.easiest + 1
         level = self._options.easiest + int(index) % levels
@@ -272,12 +272,12 @@ def _opening(task: Task, options: PythonMathOptions) -> tuple[Message, ...]:
 
 
 def _make(options: Any, outside: Outside) -> Environment:
-    require_math_verify("python_math")
+    require_installed("math_verify", "python_math", "math")
     return PythonMath(options, outside)
 
 
 def _tasks(options: Any, seed: int) -> TaskSource:
-    require_math_verify("python_math")
+    require_installed("math_verify", "python_math", "math")
     if options.path is None:
         return MadeProblems(options, seed)
     rows, weights = read_problems(options.path, "row", "environment.options.path")

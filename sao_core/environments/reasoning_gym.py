@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -25,7 +24,7 @@ from sao_core.environments.base import (
     shuffled_index,
 )
 from sao_core.environments.extras import version_of
-from sao_core.environments.one_thread import OneThread
+from sao_core.environments.one_thread import in_own_thread
 from sao_core.environments.reasoning_gym_data import DataSets, Entry
 from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
@@ -36,7 +35,6 @@ _TRIES = 64
 _TASKS_PER_SPLIT = 2**23
 _HELD_OUT_ONE_IN = 4
 _MOST_LABELS = 16
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _EXAMPLES = ("example_answer", "example_correct_answer", "possible_answer")
 """Where data sets with many right answers keep one of them."""
 
@@ -129,27 +127,19 @@ class ReasoningGym(Environment):
         if self._task is None:
             raise RuntimeError("reset comes before step")
         answer, tagged = find_answer(action, self._options.extract)
-        score = await _score(self._task, answer) if answer else 0.0
+        score = float(await in_own_thread(self._task.data["score"], answer)) if answer else 0.0
         at = self._options.correct_at
         reward = score if at is None else float(score >= at)
         parts = {"score": score, "correct": float(score >= 1.0), "tagged": float(tagged)}
         return StepResult(reward=reward, terminated=True, info={"reward_parts": parts})
 
 
-async def _score(task: Task, answer: str) -> float:
-    """In a thread that no exit waits for: a scorer that simplifies a formula may take its time."""
-    thread = OneThread("reasoning_gym")
-    try:
-        return float(await thread.run(task.data["score"], answer))
-    finally:
-        thread.stop()
-
-
 def find_answer(reply: str, otherwise: str) -> tuple[str, bool]:
     """The answer in a reply, and whether it stood in tags; ``otherwise`` says what to take if it did not."""
-    tagged = _TAGGED.findall(reply)
-    if tagged:
-        return str(tagged[-1]).strip(), True
+    for piece in reversed(reply.split("</answer>")[:-1]):
+        _, tag, answer = piece.partition("<answer>")
+        if tag:
+            return answer.strip(), True
     if otherwise == "nothing":
         return "", False
     reply = reply.strip()
@@ -178,7 +168,7 @@ class ReasoningGymTasks(TaskSource):
     def task(self, key: str) -> Task:
         """The question of a key; raises KeyError if this source did not give it out."""
         split, _, index = key.partition("/")
-        if split not in _SPLITS or not index.isdigit():
+        if split not in _SPLITS or not index.isdecimal():
             raise KeyError(key)
         entry = self._entry(split, int(index) % _TASKS_PER_SPLIT)
         return Task(key, self._difficulty(entry), {"entry": entry.fields, "score": entry.score})

@@ -50,6 +50,7 @@ def _serve() -> None:
         fields, error = None, None
         try:
             if which not in instances:
+                random.seed(dataset)
                 instances = {which: create_dataset(dataset, **parameters)}
             random.seed(f"{dataset}/{index}")
             fields = instances[which][index]

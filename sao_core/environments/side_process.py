@@ -26,6 +26,7 @@ class SideProcess:
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = tuple(argv)
         self._life: _Life | None = None
+        self._end: weakref.finalize[..., Any] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -37,8 +38,10 @@ class SideProcess:
         """Send ``request``; the future holds the answer, or :class:`SideProcessFailed`."""
         with self._lock:
             if self._life is None or self._life.ended():
+                if self._end is not None:
+                    self._end.detach()
                 self._life = _Life(self._argv)
-                weakref.finalize(self, self._life.end)
+                self._end = weakref.finalize(self, self._life.end)
             return self._life.send(request)
 
 
@@ -80,16 +83,18 @@ class _Life:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        with contextlib.suppress(EOFError, OSError, ValueError, pickle.UnpicklingError):
-            while True:
-                number, answer, error = pickle.load(self.process.stdout)
-                with self._lock:
-                    future = self._owed.pop(number)
-                if error is None:
-                    future.set_result(answer)
-                else:
-                    future.set_exception(SideProcessFailed(error))
-        self.end()
+        try:
+            with contextlib.suppress(EOFError, OSError, ValueError, pickle.UnpicklingError):
+                while True:
+                    number, answer, error = pickle.load(self.process.stdout)
+                    with self._lock:
+                        future = self._owed.pop(number)
+                    if error is None:
+                        future.set_result(answer)
+                    else:
+                        future.set_exception(SideProcessFailed(error))
+        finally:  # also after an answer of classes that this process does not have
+            self.end()
 
     def end(self) -> None:
         """Kill it, and tell those who wait."""

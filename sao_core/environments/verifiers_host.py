@@ -140,7 +140,7 @@ async def _serve() -> None:
         try:
             while True:
                 loop.call_soon_threadsafe(requests.put_nowait, pickle.load(sys.stdin.buffer))
-        except EOFError:
+        finally:
             os._exit(0)  # the owner is gone, and so is everybody who waits
 
     threading.Thread(target=read, daemon=True).start()

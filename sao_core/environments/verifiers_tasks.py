@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from sao_core.config import ConfigError, Section
-from sao_core.environments.base import Environment, EnvironmentSpec, StepResult, Task, TaskSource, random_of
+from sao_core.environments.base import Environment, EnvironmentSpec, StepResult, Task, TaskSource
+from sao_core.environments.row_tasks import hold_out
 from sao_core.environments.side_process import SideProcess, SideProcessFailed
 from sao_core.environments.walk import Walk
 from sao_core.outside import Outside
@@ -157,10 +158,7 @@ class VerifiersTasks(TaskSource):
                     f"environment.options.taskset `{options.taskset}` needs at least two tasks, one to train on and "
                     f"one held out: got {size}"
                 )
-            order = list(range(size))
-            random_of("held out", seed).shuffle(order)
-            held_out = min(size - 1, max(1, round(options.held_out_fraction * size)))
-            self._held_out, self._training = order[:held_out], sorted(order[held_out:])
+            self._held_out, self._training = hold_out(size, options.held_out_fraction, seed)
             self._walk = Walk([1.0] * len(self._training), "verifiers", seed)
         self.epoch_size = None if self._walk is None else len(self._walk)
         """Training tasks of an epoch; None of a taskset without end."""
@@ -181,7 +179,7 @@ class VerifiersTasks(TaskSource):
         """The task of a key; raises KeyError if there is none."""
         kind, _, index = key.partition("/")
         size = self._taskset.size
-        if kind != "task" or not index.isdigit() or (size is not None and int(index) >= size):
+        if kind != "task" or not index.isdecimal() or (size is not None and int(index) >= size):
             raise KeyError(key)
         told = self._taskset.task(int(index))
         messages = tuple(Message(Role(role), text) for role, text in told["messages"])

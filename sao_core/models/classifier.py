@@ -75,12 +75,20 @@ class Classifier:
         reply = conversation[-1].content
         cut = {"truncation": self._longest is not None, "max_length": self._longest}
         if self._reply_only:
-            return self._tokenizer(reply, **cut)
+            return self._not_empty(self._tokenizer(reply, **cut))
         if self._tokenizer.chat_template:
             text = self._tokenizer.apply_chat_template([m.as_dict() for m in conversation], tokenize=False)
             return self._tokenizer(text, add_special_tokens=False, **cut)
         prompt = "\n".join(message.content for message in conversation[:-1])
         return self._tokenizer(prompt, reply, **cut)
+
+    def _not_empty(self, encoded: Any) -> Any:
+        """A reply without any token as its end alone, since no model reads nothing."""
+        if encoded["input_ids"]:
+            return encoded
+        known = (self._tokenizer.eos_token_id, self._tokenizer.bos_token_id, self._tokenizer.pad_token_id, 0)
+        end = next(token for token in known if token is not None)
+        return {name: [{"input_ids": end, "attention_mask": 1}.get(name, 0)] for name in encoded}
 
     def _agree_on_padding(self) -> bool:
         """Whether conversations can be padded to one length: model and tokenizer have to name the same token."""

@@ -19,7 +19,7 @@ def check_model_folder(path: str) -> None:
     if not folder.is_dir():
         raise ConfigError(
             f"model.path is not a folder: {path!r}; give a local Hugging Face model folder, or `tiny` "
-            f"(weights are never downloaded)"
+            f"(weights are never downloaded; `sao import-gguf` makes a folder of a GGUF file)"
         )
     config = folder / "config.json"
     if not config.is_file():

@@ -25,6 +25,7 @@ from typing import TypeVar
 from sao_core.config import TrainConfig
 from sao_core.environments.base import Environment, EnvironmentSpec, Task, TaskSource
 from sao_core.environments.external import ExternalAgent
+from sao_core.environments.one_thread import OneThread
 from sao_core.outside import Outside
 from sao_core.protocols import PolicyFeed, RequestSource, Rollout, RolloutRequest, TrajectorySink
 from sao_core.rollout.agent import AttemptFailed, NotRestored, run_rollout
@@ -88,10 +89,10 @@ def run_worker(
     """Serve requests until ``stop()`` is true; returns what was done.
 
     Nothing is leased before the feed has announced a version. ``source``, ``feed.newest`` and ``sink.give_up_parts``
-    are called from a thread of their own, ``feed.fetch`` and ``sink.parts`` from another, the rest from the caller's.
-    Raises what any of them or the engine
-    raises; a rollout that its environment breaks is recorded as failed, or its attempt given up if the policy said
-    nothing yet. ``outside`` is lent to the environments.
+    are called from a thread of their own, ``feed.fetch`` and ``sink.parts`` from another, ``task_source.task`` from a
+    third, the rest from the caller's. Raises what any of them or the engine raises; a rollout that its environment
+    breaks is recorded as failed, or its attempt given up if the policy said nothing yet. ``outside`` is lent to the
+    environments.
     """
     outside = outside or Outside()
     worker = _Worker(config, source, sink, feed, environment_spec, task_source, stop, outside, start_engine)
@@ -119,6 +120,7 @@ class _Worker:
         self._renderer: Renderer
         self._ports = ThreadPoolExecutor(1, thread_name_prefix="ports")
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="fetch")
+        self._task_thread = OneThread("tasks")  # making one may take a while, or ask another process
         self._fetching: tuple[int, asyncio.Future[Path]] | None = None
         self._backlog: deque[RolloutRequest] = deque()
         self._idle: deque[asyncio.Future[RolloutRequest]] = deque()
@@ -144,6 +146,7 @@ class _Worker:
         finally:
             self._ports.shutdown(wait=False, cancel_futures=True)
             self._fetcher.shutdown(wait=False, cancel_futures=True)
+            self._task_thread.stop()
         return self._stats
 
     async def _wait_for_a_version(self) -> bool:
@@ -227,7 +230,7 @@ class _Worker:
         return await self._run(request, None)
 
     async def _run(self, request: RolloutRequest, begun: Unfinished | None) -> Rollout:
-        task, environment = self._prepare(request)
+        task, environment = await self._prepare(request)
         name = task.environment or self._config.environment.name
         if isinstance(environment, ExternalAgent):
             if begun is not None:
@@ -269,9 +272,10 @@ class _Worker:
             await asyncio.sleep(TICK_S)
         return begun
 
-    def _prepare(self, request: RolloutRequest) -> tuple[Task, Environment]:
+    async def _prepare(self, request: RolloutRequest) -> tuple[Task, Environment]:
         try:
-            task = self._tasks.task(request.prompt_key)
+            async with asyncio.timeout(self._config.rollout.step_timeout_s):
+                task = await self._task_thread.run(self._tasks.task, request.prompt_key)
             return task, self._spec.episode(self._options, task, self._outside)
         except Exception as error:
             raise AttemptFailed(

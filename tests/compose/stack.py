@@ -186,6 +186,7 @@ class Stack:
         own = {
             key: ADDRESSES[value] if key.endswith("_HOST") else self._mapped(name, str(value))
             for key, value in self.services[name]["environment"].items()
+            if value is not None  # passed on only where it is set
         }
         home = str(self._home(name))
         return {**self._tools(), "HOME": home, "TMPDIR": home, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **own}

@@ -207,3 +207,13 @@ def _wait_for_a_rollout(home: Home, database: str, process: Any) -> str:
             return new.pop()
         time.sleep(0.05)
     raise AssertionError("no rollout in time")
+
+
+def test_keys_of_judges_that_cannot_be_read_end_it_before_it_starts(
+    sao: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAO_CHAT_API_KEYS", "sk-hush")
+    said = sao("evaluate", "tiny", "--suite", "calculator")
+    assert said.code == 2
+    assert said.err.startswith("error: SAO_CHAT_API_KEYS must be a JSON object")
+    assert "hush" not in said.err

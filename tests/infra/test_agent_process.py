@@ -73,6 +73,7 @@ def test_words_that_name_a_file_are_taken_from_the_folder_of_the_run(tmp_path: P
 def test_keys_and_places_of_this_installation_are_not_handed_down(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SAO_DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_TOKEN"):
         monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("PGPASSWORD", "secret")
     monkeypatch.setenv("MY_SEARCH_KEY", "kept")
     monkeypatch.setenv("NO_PROXY", "intern")
     seen = json.loads(ran([*PYTHON, "import json, os; print(json.dumps(dict(os.environ)))"]).stdout)

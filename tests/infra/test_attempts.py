@@ -16,8 +16,10 @@ from infra.requests import new_worker_id
 from sao_core.config import ConfigError, TrainConfig, parse_config
 
 
-def beat(ledger: Ledger, run_id: str, pid: int, state: str = "update 3", host: str | None = None) -> None:
-    name = new_worker_id(attempts.LEARNER)
+def beat(
+    ledger: Ledger, run_id: str, pid: int, state: str = "update 3", host: str | None = None, role: str = "learner"
+) -> None:
+    name = new_worker_id(role)
     ledger.heartbeat(run_id, name, state, None, host or socket.gethostname(), pid, 30.0)
 
 
@@ -34,6 +36,21 @@ def test_a_run_that_another_process_trains_is_not_taken_over(ledger, run_id, mon
     with pytest.raises(RunAlive, match=rf"{run_id} is being trained by process {os.getpid()} on .*stop it"):
         begin(ledger, run_id, TrainConfig(), lambda line: None)
     assert ledger.run(run_id).attempt == 1
+
+
+def test_an_evaluation_that_another_process_makes_is_not_taken_over(ledger, monkeypatch):
+    monkeypatch.setattr(attempts, "PATIENCE_S", 0.3)
+    config, run_id = parse_config({"evaluation": {"alone": True}}), new_worker_id("run")
+    begin(ledger, run_id, config, lambda line: None)
+    beat(ledger, run_id, os.getpid(), role="evaluator-1")
+    with pytest.raises(RunAlive, match=rf"{run_id} is being evaluated by process {os.getpid()} on .*stop it"):
+        begin(ledger, run_id, config, lambda line: None)
+    assert ledger.run(run_id).attempt == 1
+
+
+def test_the_evaluator_of_a_training_run_keeps_nobody_waiting(ledger, run_id):
+    beat(ledger, run_id, os.getpid(), role="evaluator")
+    assert begin(ledger, run_id, TrainConfig(), lambda line: None) == 2
 
 
 def test_a_learner_that_was_killed_on_this_machine_is_not_waited_for(ledger, run_id):

@@ -100,6 +100,7 @@ def test_logprobs_are_those_of_the_sampled_tokens() -> None:
     ("asked", "reason"),
     [
         ({"temperature": 0.2}, "temperature must be 1, as this run samples, or be left out: got 0.2"),
+        ({"temperature": []}, r"temperature must be 1, as this run samples, or be left out: got \[\]"),
         ({"top_p": 0.9}, "top_p must be 1: replies are plain samples"),
         ({"n": 2}, "n must be 1: ask again"),
         ({"logit_bias": {"5": 100}}, "logit_bias must be empty"),
@@ -244,7 +245,13 @@ def test_bodies_are_bounded_and_must_be_json(monkeypatch: pytest.MonkeyPatch) ->
     async def agent(client: openai.AsyncOpenAI) -> None:
         url, headers = f"{client.base_url}chat/completions", {"Authorization": f"Bearer {client.api_key}"}
         async with httpx.AsyncClient() as plain:
-            for body, status, code in ((b"x" * 1001, 413, "request_too_large"), (b"{", 400, "invalid_json")):
+            half = b'{"messages": [{"role": "user", "content": "\\ud83d"}]}'
+            refused = (
+                (b"x" * 1001, 413, "request_too_large"),
+                (b"{", 400, "invalid_json"),
+                (half, 400, "invalid_json"),
+            )
+            for body, status, code in refused:
                 got = await plain.post(url, content=body, headers=headers)
                 assert (got.status_code, got.json()["error"]["code"]) == (status, code)
 

@@ -179,3 +179,8 @@ def test_keys_that_cannot_be_read_are_refused_without_showing_them(value):
     with pytest.raises(SettingsError, match="SAO_CHAT_API_KEYS must be a JSON object") as caught:
         ChatKeys.from_environment({"SAO_CHAT_API_KEYS": value})
     assert KEY not in str(caught.value)
+
+
+def test_a_line_break_around_a_key_of_a_place_is_no_part_of_it():
+    keys = ChatKeys.from_environment({"SAO_CHAT_API_KEYS": '{"judge": " a\\n"}'})
+    assert keys.key_for("http://judge/v1") == "a"

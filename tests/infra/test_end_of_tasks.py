@@ -107,6 +107,16 @@ def test_a_rewound_last_batch_is_claimed_again(run: Run) -> None:
     assert run.claimable(3) == 2, "asked again, it is the same batch"
 
 
+def test_what_comes_between_two_looks_makes_no_batch_larger(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.generate()
+    train(run.ledger, run.run, 1, 4)
+    run.generate()
+    run.issuer.fill()
+    assert run.ledger.rest(run.run, 2) == 6
+    monkeypatch.setattr(run.ledger, "can_claim", lambda *_: False)
+    assert run.claimable(2) == 4
+
+
 def test_groups_stay_whole_in_the_last_batch(ledger: Ledger, places: Places, tmp_path: Path) -> None:
     run = Run(ledger, places, configuration(tmp_path, "grpo-dis", epochs=1))
     sizes = []

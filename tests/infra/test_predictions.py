@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from evaluated_runs import Bench, config
 
 from infra.evaluation_comparison import Evaluated
 from infra.predictions import Written, write_predictions
+from infra.trajectory_store import CorruptObject
 from sao_core.config import ConfigError
 
 PATCH = "diff --git a/sums.py b/sums.py\n--- a/sums.py\n+++ b/sums.py\n@@ -1 +1 @@\n-a - b\n+a + b  # “ä”\n"
@@ -67,6 +68,19 @@ def test_another_sample_can_be_chosen(bench: Bench, tmp_path: Path) -> None:
 def test_answers_without_patches_are_refused_and_leave_no_file(bench: Bench, tmp_path: Path) -> None:
     done = bench.evaluate("sums", lambda key, sample: 1.0)
     with pytest.raises(ConfigError, match=r"no answer of sums has a patch: `calculator` leaves none"):
+        write_predictions(bench.ledger, bench.store, done, tmp_path / "p.jsonl")
+    assert not list(tmp_path.glob("*p.jsonl*"))
+
+
+def test_an_answer_that_cannot_be_read_leaves_no_file(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object) -> NoReturn:
+        raise CorruptObject("damaged")
+
+    done = evaluated(bench)
+    monkeypatch.setattr(bench.store, "read", damaged)
+    with pytest.raises(CorruptObject):
         write_predictions(bench.ledger, bench.store, done, tmp_path / "p.jsonl")
     assert not list(tmp_path.glob("*p.jsonl*"))
 

@@ -9,7 +9,7 @@ import pytest
 from evaluated_runs import Bench, config
 from tracked_run import TrackedRun
 
-from infra.evaluated_model import publish_model
+from infra.evaluated_model import model_sha256, publish_model
 from infra.ledger import Ledger
 from infra.manifest import MANIFEST
 from infra.objects import ObjectStore
@@ -130,6 +130,7 @@ def test_the_same_weights_have_the_same_sha256_wherever_they_come_from(
         publish_model(ledger, policies(home, ledger), f"e-{number}", attempt, str(source), 0, home.scratch)
         published.append(ledger.policy(f"e-{number}", 0))
     assert {policy.sha256 for policy in published} == {ledger.policies(run)[-1].sha256}
+    assert {model_sha256(source) for source in (stored, exported)} == {published[0].sha256}
     assert not (home.scratch / "e-0").exists()
 
 

@@ -1,6 +1,7 @@
 """MLflow on a real SQLite store, and servers that hang, refuse, and come back."""
 
 import contextlib
+import json
 import logging
 import socket
 import sqlite3
@@ -13,6 +14,7 @@ from mlflow import MlflowClient
 from infra.ledger import EvaluationRecord, RunRecord, RunStatus, UpdateRow
 from infra.settings import Settings
 from infra.tracking import Tracker, flatten, spans
+from infra.tracking.description import datasets
 from sao_core.config import parse_config
 
 CONFIG = parse_config({"recipe": "tiny", "policy": {"lr": 0.001}, "environment": {"options": {"a|b": [1]}}})
@@ -139,6 +141,23 @@ def test_a_run_is_described_by_experiment_params_and_tags(ledger, settings, clie
         "seed": "0",
     }
     assert tags["prefect_flow_run_url"] == "http://prefect:4200/runs/flow-run/f00"
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "version"),
+    [
+        ("calculator", {}, "1"),
+        ("code_repair", {}, None),
+        ("mixture", {"parts": {"calculator": {}, "sorting": {}}}, None),
+        ("nowhere:SPEC", {}, None),
+    ],
+    ids=["as it is", "needs a sandbox", "of several", "not installed here"],
+)
+def test_the_version_of_an_environment_is_known_or_missing_without_noise(environment, options, version, caplog):
+    config = parse_config({"environment": {"name": environment, "options": options}})
+    training, held_out = datasets(config)
+    assert [json.loads(one.dataset.profile)["version"] for one in (training, held_out)] == [version, version]
+    assert caplog.records == []
 
 
 def test_sending_everything_twice_gives_one_point_per_step(ledger, settings):

@@ -108,6 +108,15 @@ def test_rows_of_a_version_that_had_fewer_columns_are_whole(healthy: Healthy) ->
     assert "the ledger says duration_s 99.0" in violation.detail
 
 
+def test_a_run_whose_tasks_came_to_an_end_is_whole_with_fewer_updates(healthy: Healthy) -> None:
+    config = '{"learner": {"updates": 9}}'
+    healthy.sql("UPDATE runs SET config_json = :config WHERE run_id = :run", config=config)
+    (violation,) = healthy.verify().violations
+    assert "completed after step 4 of 9" in violation.detail
+    healthy.sql("UPDATE frontiers SET closed = true WHERE run_id = :run AND purpose = 'train'")
+    assert healthy.verify().violations == ()
+
+
 def test_an_unknown_run_is_refused(healthy: Healthy) -> None:
     with pytest.raises(UnknownRun, match="no run nobody"):
         verify(healthy.ledger, healthy.objects, "nobody")

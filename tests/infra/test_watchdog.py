@@ -14,10 +14,12 @@ import pytest
 from infra_fixtures import LEASE_S, TRAIN, make, policy, prompts
 
 from infra import training_run
-from infra.ledger import Ledger
+from infra.extra_workers import ExtraWorkers
+from infra.ledger import Ledger, NewRequest
 from infra.settings import Settings
 from infra.training_run import NoProgress, StopRequested, TrainingRun
-from sao_core.config import parse_config
+from sao_core.config import ConfigError, parse_config
+from sao_core.trajectory import Purpose
 
 WATCHDOG_S = 0.6
 
@@ -53,6 +55,21 @@ def test_a_run_without_progress_ends_with_what_was_waited_for(watched: TrainingR
         check_for(watched, 20 * WATCHDOG_S)
     for part in ("0.6 s (asynchrony.watchdog_s)", "the learner is at", "'pending': 2, 'leased': 1", "logs/run"):
         assert part in str(ended.value)
+
+
+def test_an_evaluation_without_progress_names_its_evaluator(watched: TrainingRun) -> None:
+    watched.config = watched.config.model_copy(
+        update={"evaluation": watched.config.evaluation.model_copy(update={"alone": True})}
+    )
+    watched.ledger.issue("run", [NewRequest(Purpose.EVALUATE, "held-out", policy_version=0)])
+    with pytest.raises(NoProgress, match=r"the evaluator is at .*evaluation rollouts: \{'pending': 1\}"):
+        check_for(watched, 20 * WATCHDOG_S)
+
+
+def test_extra_workers_are_refused_by_an_evaluation(watched: TrainingRun) -> None:
+    watched.ledger.create_run("e", "evaluate", "sao", {"evaluation": {"alone": True}})
+    with pytest.raises(ConfigError, match=r"run e is an evaluation.*rollout\.workers"):
+        ExtraWorkers(watched.settings, watched.ledger, "e", 1, lambda line: None)
 
 
 def test_a_worker_that_only_says_that_it_lives_is_no_progress(watched: TrainingRun) -> None:

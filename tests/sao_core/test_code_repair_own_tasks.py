@@ -121,6 +121,12 @@ def test_a_hidden_test_may_take_the_place_of_a_visible_one(tmp_path):
     assert judged(task).reward == 0.0
 
 
+def test_an_async_function_is_a_test_that_runs(tmp_path):
+    hidden = "from shop import total\n\nasync def test_many():\n    assert total([2, 3]) == 5\n"
+    task = source(tmp_path, rows({"hidden_tests": {"tests/test_hidden.py": hidden}}, {})).task("own/shop-1")
+    assert [judged(task).reward, judged(task, write(RIGHT)).reward] == [0.0, 1.0]
+
+
 def test_pytest_runs_tests_that_need_it(tmp_path):
     text = (
         "import pytest\nfrom shop import total\n\n@pytest.fixture\ndef two():\n    return 2\n\n"

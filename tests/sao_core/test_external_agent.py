@@ -296,7 +296,7 @@ def test_tasks_are_the_rows_of_a_file_and_some_are_held_out(tmp_path: Path) -> N
     [
         (['{"question": 1}', '{"other": 1}'], {}, r"tasks.jsonl:2: the row has no `question`, which .*command names"),
         (['{"question": 1}', "[1]"], {}, r"tasks.jsonl:2: a row must be an object: got list"),
-        (['{"question": 1}'], {}, r"needs at least two rows"),
+        (['{"question": 1}'], {}, r"environment.options.tasks needs at least 2 rows"),
         (['{"question": 1}'] * 2, {"reward": "nowhere:judge"}, r"cannot be imported: `nowhere`"),
         (['{"question": 1}'] * 2, {"reward": "json:loads.x"}, r"has no `loads.x`"),
     ],

@@ -2,6 +2,7 @@ import asyncio
 import re
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -351,6 +352,13 @@ def test_actions_are_read_and_said(space, names, reply, action):
 def test_what_is_no_action_is_refused(space, reply):
     with pytest.raises(MalformedAction, match=r"^error: write `action: ` and "):
         action_of(reply, space, ())
+
+
+def test_a_reply_of_empty_lines_is_refused_at_once():
+    started = time.process_time()
+    with pytest.raises(MalformedAction):
+        action_of("\n" * 50_000, spaces.Discrete(2), ())
+    assert time.process_time() - started < 1
 
 
 def test_colours_of_a_terminal_are_no_text():

@@ -20,6 +20,8 @@ from sao_core.environments.harmless import MAX_CHARACTERS, is_harmless
         "E**(x**2)",
         "sqrt(sin(cos(x)))",
         "9**99",
+        "x**(2**-1)",
+        "x**(2**(1/2))",
     ],
 )
 def test_values_and_formulas_are_harmless(text):
@@ -75,6 +77,9 @@ def test_programs_and_prose_are_not(text):
         "9**(1/(1/1000/1000))",
         "9**9.5e99",
         "9**exp(9)",
+        "2**((1/2)**(-1000))",
+        "2**(0.5**x)",
+        "2**" + "9" * 400,
         "exp(exp(exp(exp(9))))",
         "[1]*10",
         "'a'*10",

@@ -175,6 +175,14 @@ def test_too_few_rows_are_refused(tmp_path, rows):
     )
 
 
+def test_an_evaluation_file_without_rows_is_refused(tmp_path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    assert "environment.options.evaluation_path needs at least 1 row" in refusal(
+        tmp_path, NUMBERS, evaluation_path=str(empty)
+    )
+
+
 def test_a_file_that_is_not_there_is_named():
     options = SPEC.parse_options({"path": "nowhere.jsonl"})
     with pytest.raises(ConfigError, match=r"environment.options.path cannot be read: nowhere.jsonl \(No such file"):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import time
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from local_code import LocalCode
 from rollout_fixtures import TOKENIZER
 
 from sao_core.config import ConfigError
-from sao_core.environments import math_answers
+from sao_core.environments import extras, math_answers
 from sao_core.environments.base import StepResult, Task, get
 from sao_core.environments.math_answers import boxed, is_right
 from sao_core.environments.math_problems import LEVELS
@@ -189,6 +190,14 @@ def test_the_last_box_is_found_with_its_braces(text: str, answer: str | None) ->
     assert boxed(text) == answer
 
 
+def test_a_policy_that_repeats_itself_keeps_nobody_waiting() -> None:
+    text = "\\boxed{" * 10_000
+    started = time.process_time()
+    assert boxed(text) is None
+    assert boxed(text + "7}") == "7"
+    assert time.process_time() - started < 1
+
+
 @pytest.mark.parametrize(
     ("given", "known", "right"),
     [
@@ -298,7 +307,7 @@ def test_a_file_of_its_own_is_evaluated(tmp_path: Path) -> None:
         ({"problem": "x", "answer": True}, "field `answer` must be a text or a number: got True"),
         ({"problem": "x", "answer": " "}, "field `answer` is empty"),
         ({"problem": "x", "answer": 1, "difficulty": [1]}, "field `difficulty` must be a text or a number: got [1]"),
-        ({"problem": "x", "answer": 1, "weight": -1}, "field `weight` must be a number over 0: got -1"),
+        ({"problem": "x", "answer": 1, "weight": -1}, "`weight` must be a number over 0: got -1"),
     ],
 )
 def test_a_bad_row_is_named_by_file_line_and_field(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -324,7 +333,7 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
 def test_what_the_machine_lacks_is_said_before_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotLent, match="no sandbox"):
         SPEC.make(PythonMathOptions(), Outside())
-    monkeypatch.setattr(math_answers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
     for make in (
         lambda: SPEC.make(PythonMathOptions(), Outside(LocalCode())),
         lambda: SPEC.tasks(PythonMathOptions(), 0),

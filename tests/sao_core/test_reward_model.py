@@ -86,6 +86,13 @@ def test_the_reply_can_be_read_alone(folder):
     assert logits == pytest.approx((expected_logit(0.5),), rel=1e-5)
 
 
+def test_an_empty_reply_read_alone_is_scored_and_fails_no_other(folder):
+    classifier = Classifier(str(folder), "cpu", reply_only=True)
+    (alone,) = classifier.logits([reply("")])
+    assert alone == pytest.approx((expected_logit(0.0),), rel=1e-5)
+    assert classifier.logits([reply("aaxx"), reply("")])[1] == pytest.approx(alone, rel=1e-5)
+
+
 def test_a_batch_scores_like_its_members_alone(folder):
     classifier = Classifier(str(folder), "cpu")
     replies = [reply("a" * n + "x" * (7 - n) * n) for n in range(1, 7)]
@@ -274,6 +281,15 @@ def test_what_goes_wrong_is_told_to_everyone_who_asked_and_a_failed_start_is_tri
     assert [str(error) for error in first] == ["disk gone"] * 2
     assert value == 0.5
     assert isinstance(last[0], ZeroDivisionError)
+
+
+def test_too_few_answers_are_an_error_to_everyone_who_asked():
+    async def ask():
+        return await asyncio.wait_for(
+            asyncio.gather(Batched(lambda: lambda asked: [], 4)(1), return_exceptions=True), 5
+        )
+
+    assert isinstance(asyncio.run(ask())[0], ValueError)
 
 
 def test_one_that_gives_up_waiting_does_not_hold_up_the_others_nor_the_next_event_loop():

@@ -75,9 +75,14 @@ class TwoTurns(Environment):
 
 
 class Tasks:
+    asked, answer = threading.Event(), threading.Event()
+
     def task(self, key: str) -> Task:
         if key == "unknown":
             raise KeyError(key)
+        if key == "unanswered":
+            self.asked.set()
+            self.answer.wait(20)
         return Task(key, "")
 
 
@@ -304,6 +309,17 @@ def test_stop_is_prompt_drops_what_is_in_flight_and_flushes_the_rest(folders: di
     assert time.monotonic() - done_at[0] < 10
     assert not {0, 1, 2} & {n for n, t in ports.trajectories().items() if t.outcome is not Outcome.TRUNCATED}
     assert ports.flushes[-1] is True
+    assert ports.states[-1] == ("stopped", 1)
+
+
+def test_a_task_that_is_long_in_the_making_stops_neither_the_loop_nor_its_end(folders: dict[int, Path]) -> None:
+    ports = Ports(folders, [request(0, prompt_key="unanswered")])
+    started = time.monotonic()
+    try:
+        work(ports, Tasks.asked.is_set)
+    finally:
+        Tasks.answer.set()
+    assert time.monotonic() - started < 15
     assert ports.states[-1] == ("stopped", 1)
 
 

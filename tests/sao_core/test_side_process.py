@@ -66,6 +66,20 @@ def test_a_program_that_cannot_serve_fails_every_request():
             silent.ask("x").result(10)
 
 
+def test_an_answer_of_a_class_that_is_not_here_fails_the_request():
+    program = (
+        "import pickle, sys, types\n"
+        "number, _ = pickle.load(sys.stdin.buffer)\n"
+        "there = sys.modules['only_there'] = types.ModuleType('only_there')\n"
+        "exec('class Answer: pass', there.__dict__)\n"
+        "pickle.dump((number, there.Answer(), None), sys.stdout.buffer)\n"
+        "sys.stdout.buffer.flush()\n"
+        "sys.stdin.read()\n"
+    )
+    with pytest.raises(SideProcessFailed):
+        SideProcess([sys.executable, "-c", program]).ask("x").result(10)
+
+
 def test_large_requests_and_answers_pass_each_other(echo):
     big = b"x" * 2_000_000
     futures = [echo.ask(big) for _ in range(5)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from sao_core.environments.code_repair.repair_task import HiddenTests, RepairTas
 from sao_core.environments.code_repair.test_names import named_tests
 from sao_core.environments.code_repair.workspace import Refused, check_path
 from sao_core.environments.row_tasks import RowTasks
-from sao_core.jsonl_rows import read_rows
+from sao_core.jsonl_rows import read_rows, weight_of
 
 _FOLDERS = ("files", "tests", "hidden_tests")
 _FIELDS = ("id", *_FOLDERS, "statement", "difficulty", "weight")
@@ -104,9 +103,7 @@ def _task(row: dict[str, Any], where: str, options: CodeRepairOptions) -> tuple[
     statement = row.get("statement", _REQUEST)
     if not isinstance(statement, str):
         raise ConfigError(f"{where}: `statement` must be a text: got {statement!r:.60}")
-    weight = row.get("weight", 1)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        raise ConfigError(f"{where}: `weight` must be a number over 0: got {weight!r:.60}")
+    weight = weight_of(row, where)
     files, tests, hidden = (_files(row, field, where) for field in _FOLDERS)
     for field, needed in (("files", files), ("hidden_tests", hidden)):
         if not needed:
@@ -128,7 +125,7 @@ def _task(row: dict[str, Any], where: str, options: CodeRepairOptions) -> tuple[
     request = "\n".join([statement.rstrip(), "", "Files:", *sorted(shown)])
     repair = RepairTask(shown, request, HiddenTests(visible, hidden, options.test_runner))
     data = {"repair": repair, "instance_id": name}
-    return Task(f"own/{name}", str(row.get("difficulty", "")), data), float(weight)
+    return Task(f"own/{name}", str(row.get("difficulty", "")), data), weight
 
 
 def _files(row: dict[str, Any], field: str, where: str) -> dict[str, str]:

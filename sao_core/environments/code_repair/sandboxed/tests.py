@@ -95,7 +95,11 @@ def run_functions(path: str, module: ModuleType, report: Report) -> None:
     for name, function in sorted(vars(module).items()):
         if name.startswith("test") and inspect.isfunction(function) and not inspect.signature(function).parameters:
             try:
-                function()
+                came = function()
+                if inspect.iscoroutine(came):
+                    import asyncio  # takes as long as the rest of a short run
+
+                    asyncio.run(came)
             except BaseException as error:  # SystemExit fails a test as anything else does
                 report(f"{path}::{name}", problem(error))
             else:
