@@ -86,7 +86,8 @@ class Isolation:
     def start(self, control: int, cells: int, stdout: int, stderr: int, trouble: int) -> subprocess.Popen[bytes]:
         """Start a box over these descriptors; what goes wrong on its start is written to ``trouble``."""
         plan = [list(step) for step in self._plan] if self.kind is Kind.NAMESPACES else None
-        setup = Setup(control, cells, stdout, stderr, self.isolated, self.separate_user, plan)
+        below_tmp = [t for action, _, t in self._plan if action == "read" and t.startswith("/tmp/") and self.isolated]
+        setup = Setup(control, cells, stdout, stderr, self.isolated, self.separate_user, plan, below_tmp)
         bubblewrap = self.kind is Kind.BUBBLEWRAP
         root = CODE if bubblewrap else str(Path(__file__).parents[2])
         python = [sys.executable, "-c", _BOOT, root, json.dumps(asdict(setup))]

@@ -46,6 +46,8 @@ class Setup:
     """The program gets a user of its own, which takes real root; else it shares this process's."""
     plan: list[list[str]] | None
     """What to mount, if this process has to make its own namespaces."""
+    below_tmp: list[str]
+    """What is seen below /tmp, and must still be once the program's disk lies there: a Python installed in it."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,11 @@ def _make_folder(setup: Setup, job: dict[str, Any], blobs: list[bytes]) -> str:
     if setup.isolated:
         size = max(job["limits"]["file_bytes"], resource.getpagesize())  # 0 would be without limit
         options = f"mode=1777,size={size},nr_inodes={1024 + size // 4096}"
+        seen = {path: os.open(path, os.O_PATH) for path in setup.below_tmp}
         kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+        for path, covered in seen.items():
+            kernel.bind_descriptor(covered, path)
+            os.close(covered)
         folder = FOLDER
         os.mkdir(folder)
     else:

@@ -104,6 +104,15 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
     )
 
 
+def bind_descriptor(descriptor: int, target: str) -> None:
+    """See what ``descriptor`` names, as it is mounted, at ``target``, which is made."""
+    source = f"/proc/self/fd/{descriptor}"
+    os.makedirs(target if os.path.isdir(source) else os.path.dirname(target), exist_ok=True)
+    if not os.path.isdir(source):
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    mount(source, target, flags=MS_BIND | MS_REC)
+
+
 def make_read_only(target: str) -> None:
     """Make a mount and all below it read-only, without set-user-id bits and devices."""
     attributes = struct.pack("=4Q", _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0)
