@@ -118,6 +118,7 @@ def evaluated(home: Home) -> Any:
     return home.json("evaluate", "tiny", "--suite", "calculator", *FEW)
 
 
+@pytest.mark.long
 def test_an_evaluation_prints_of_what_it_is_how_it_was_made_and_the_figures(evaluated: Any) -> None:
     settings, metrics = evaluated["settings"], evaluated["metrics"]
     assert (evaluated["suite"], settings["target"], settings["environment"]) == ("calculator", "tiny", "calculator")
@@ -133,6 +134,7 @@ def test_an_evaluation_prints_of_what_it_is_how_it_was_made_and_the_figures(eval
     assert low <= metrics["reward_mean"] <= high
 
 
+@pytest.mark.long
 def test_an_evaluation_is_a_run_whose_answers_are_trajectories(home: Home, evaluated: Any) -> None:
     ledger = home.ledger()
     run = run_summary(ledger, home.settings, ledger.run(evaluated["run_id"]))
@@ -143,6 +145,7 @@ def test_an_evaluation_is_a_run_whose_answers_are_trajectories(home: Home, evalu
     assert (shown["purpose"], shown["sampling"]["temperature"]) == ("evaluate", 1.0)
 
 
+@pytest.mark.long
 def test_an_evaluation_is_in_mlflow_with_its_weights_and_its_target(home: Home, evaluated: Any) -> None:
     found = MlflowClient(home.settings.tracking_uri).get_run(home.ledger().run(evaluated["run_id"]).mlflow_run_id)
     tags = {name: found.data.tags[name] for name in ("policy_sha256", "target", "suite", "samples_per_prompt")}

@@ -15,7 +15,9 @@ SUBMIT = call("submit")
 def looking(text):
     """An `add` that hands out what it could get hold of; what it looks for is what a hidden call comes to."""
     body = dedent(text).rstrip().replace("\n", "\n    ")
-    head = "import glob, os, re, socket\n\nWANTED = str(90210 + 55555).encode()\n\n\ndef add(a, b):\n    found = None"
+    head = (
+        "import glob, os, re, socket, sys\n\nWANTED = str(90210 + 55555).encode()\n\n\ndef add(a, b):\n    found = None"
+    )
     return {"adding.py": f"{head}{body}\n    return found or a - b\n"}
 
 
@@ -49,7 +51,7 @@ ESCAPES = {
     "files": looking(
         """
         for folder, _, names in os.walk("/tmp"):
-            for name in names:
+            for name in () if folder.startswith(sys.prefix) else names:  # Python's own files may lie there
                 try:
                     found = found or re.findall(WANTED, open(os.path.join(folder, name), "rb").read())
                 except OSError:

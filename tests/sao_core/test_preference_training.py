@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import pytest
 from classifier_fixtures import share_classifier
 from learner_fixtures import make_config
 from rollout_fixtures import letter_tokenizer, request, small_model
@@ -20,6 +21,7 @@ UPDATES, BATCH = 7, 32
 SPEC = get("reward_model")
 
 
+@pytest.mark.long
 def test_a_few_updates_raise_what_the_reward_model_likes(tmp_path):
     tokenizer = letter_tokenizer()
     policy = tmp_path / "policy"
