@@ -25,8 +25,8 @@ from sao_core.environments.base import (
     Task,
     TaskSource,
     random_of,
-    shuffled_index,
 )
+from sao_core.environments.numbered_tasks import NumberedTasks
 from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
 
@@ -156,29 +156,17 @@ class Calculator(Environment):
             await asyncio.sleep(latency.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma))
 
 
-class CalculatorTasks(TaskSource):
+class CalculatorTasks(NumberedTasks):
     """Questions from a seed. A question is held out by what it asks, so none is both trained on and evaluated."""
 
     def __init__(self, options: CalculatorOptions, seed: int) -> None:
         self._options = options
-        self._seed = seed
-        self.epoch_size = options.train_tasks
-
-    def key_at(self, position: int) -> str:
-        """``train/N``; every run of ``max_operations`` positions holds each difficulty once (new questions)."""
-        size = self._options.train_tasks
-        return f"train/{position if size is None else shuffled_index(position, size, 'calculator', self._seed)}"
-
-    def evaluation_keys(self, count: int) -> list[str]:
-        """``evaluation/0 …``, difficulties in equal shares."""
-        return [f"evaluation/{index}" for index in range(count)]
+        super().__init__("calculator", seed, options.train_tasks)
 
     def task(self, key: str) -> Task:
         """Build the question of a key; raises KeyError if this source did not give it out."""
-        split, _, index = key.partition("/")
-        if split not in ("train", "evaluation", "demonstration") or not index.isdigit():
-            raise KeyError(key)
-        operations = 1 + int(index) % self._options.max_operations
+        split, index = self.split_and_number(key)
+        operations = 1 + index % self._options.max_operations
         rng = random_of("question", self._seed, key)
         while True:
             operands, operators = _draw(rng, operations, self._options.max_operand)

@@ -21,7 +21,6 @@ from sao_core.environments.base import (
     TaskSource,
     load_object,
     random_of,
-    shuffled_index,
 )
 from sao_core.environments.extras import require, version_of
 from sao_core.environments.gymnasium_spaces import (
@@ -34,11 +33,10 @@ from sao_core.environments.gymnasium_spaces import (
     said_as,
     without_ansi,
 )
+from sao_core.environments.numbered_tasks import NumberedTasks
 from sao_core.environments.one_thread import OneThread
 from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
-
-_SPLITS = ("train", "evaluation", "demonstration")
 
 
 class GymnasiumOptions(Section):
@@ -262,31 +260,18 @@ class Gymnasium(Environment):
         self._played.begin(seed)
 
 
-class GymnasiumTasks(TaskSource):
+class GymnasiumTasks(NumberedTasks):
     """Seeds by number; those of training, evaluation and demonstration differ."""
 
     def __init__(self, options: GymnasiumOptions, seed: int) -> None:
         open_environment(options).close()
-        self._seed = seed
-        self.epoch_size = options.size
-        """Training seeds of an epoch; None if there is no end of them."""
-
-    def key_at(self, position: int) -> str:
-        """``train/N``."""
-        size = self.epoch_size
-        return f"train/{position if size is None else shuffled_index(position, size, 'gymnasium', self._seed)}"
-
-    def evaluation_keys(self, count: int) -> list[str]:
-        """``evaluation/0 …``."""
-        return [f"evaluation/{index}" for index in range(count)]
+        super().__init__("gymnasium", seed, options.size)
 
     def task(self, key: str) -> Task:
         """The seed of a key; raises KeyError if this source did not give it out."""
-        split, _, index = key.partition("/")
-        if split not in _SPLITS or not index.isdecimal():
-            raise KeyError(key)
+        split, _ = self.split_and_number(key)
         drawn = random_of("gymnasium", self._seed, key).randrange(2**29)
-        return Task(key, "", {"seed": drawn * len(_SPLITS) + _SPLITS.index(split)})
+        return Task(key, "", {"seed": drawn * len(self.splits) + self.splits.index(split)})
 
 
 def _digest(text: str) -> str:

@@ -23,14 +23,12 @@ from sao_core.environments.base import (
     Task,
     TaskSource,
     random_of,
-    shuffled_index,
 )
 from sao_core.environments.extras import require
+from sao_core.environments.numbered_tasks import NumberedTasks
 from sao_core.environments.openenv_session import OpenEnvError, OpenEnvSession
 from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
-
-_SPLITS = ("train", "evaluation")
 
 
 class OpenEnvOptions(Section):
@@ -159,32 +157,21 @@ class OpenEnv(Environment):
         return value if isinstance(value, str) else json.dumps(value)
 
 
-class OpenEnvTasks(TaskSource):
+class OpenEnvTasks(NumberedTasks):
     """Seeds by number; those of training and evaluation differ."""
+
+    splits = ("train", "evaluation")
 
     def __init__(self, options: OpenEnvOptions, seed: int) -> None:
         require("websockets", "openenv", "openenv")
         _check_server(options)
-        self._seed = seed
-        self.epoch_size = options.size
-        """Training seeds of an epoch; None if there is no end of them."""
-
-    def key_at(self, position: int) -> str:
-        """``train/N``."""
-        size = self.epoch_size
-        return f"train/{position if size is None else shuffled_index(position, size, 'openenv', self._seed)}"
-
-    def evaluation_keys(self, count: int) -> list[str]:
-        """``evaluation/0 …``."""
-        return [f"evaluation/{index}" for index in range(count)]
+        super().__init__("openenv", seed, options.size)
 
     def task(self, key: str) -> Task:
         """The seed of a key; raises KeyError if this source did not give it out."""
-        split, _, index = key.partition("/")
-        if split not in _SPLITS or not index.isdecimal():
-            raise KeyError(key)
+        split, _ = self.split_and_number(key)
         drawn = random_of("openenv", self._seed, key).randrange(2**30)
-        return Task(key, "", {"seed": drawn * len(_SPLITS) + _SPLITS.index(split)})
+        return Task(key, "", {"seed": drawn * len(self.splits) + self.splits.index(split)})
 
 
 def _check_server(options: OpenEnvOptions) -> None:

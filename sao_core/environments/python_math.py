@@ -21,12 +21,12 @@ from sao_core.environments.base import (
     Task,
     TaskSource,
     random_of,
-    shuffled_index,
 )
 from sao_core.environments.extras import require_installed, version_of
 from sao_core.environments.math_answers import boxed, is_right
 from sao_core.environments.math_problems import LEVELS, Problem, make_problem
 from sao_core.environments.math_rows import read_problems
+from sao_core.environments.numbered_tasks import NumberedTasks
 from sao_core.environments.row_tasks import RowTasks
 from sao_core.environments.tools import ToolEnvironment, function, shortened
 from sao_core.outside import CodeSession, Limits, Outside, Ran, StoppedBy
@@ -195,22 +195,12 @@ def _digest(ran: Ran) -> str:
     return hashlib.sha256(f"{ran.exit_code}\n{ran.stdout}".encode(errors="replace")).hexdigest()[:16]
 
 
-class MadeProblems(TaskSource):
+class MadeProblems(NumberedTasks):
     """Problems from a seed. One is held out by what it asks, so none is both trained on and evaluated."""
 
     def __init__(self, options: PythonMathOptions, seed: int) -> None:
         self._options = options
-        self._seed = seed
-        self.epoch_size = options.train_tasks
-
-    def key_at(self, position: int) -> str:
-        """``train/N``; levels come equally often."""
-        size = self._options.train_tasks
-        return f"train/{position if size is None else shuffled_index(position, size, 'python_math', self._seed)}"
-
-    def evaluation_keys(self, count: int) -> list[str]:
-        """``evaluation/0 …``, levels in equal shares."""
-        return [f"evaluation/{index}" for index in range(count)]
+        super().__init__("python_math", seed, options.train_tasks)
 
     def task(self, key: str) -> Task:
         """Make the problem of a key; raises KeyError if this source did not give it out."""
@@ -219,11 +209,9 @@ class MadeProblems(TaskSource):
 
     def problem(self, key: str) -> tuple[int, Problem]:
         """Level and problem of a key; raises KeyError."""
-        split, _, index = key.partition("/")
-        if split not in ("train", "evaluation", "demonstration") or not index.isdecimal():
-            raise KeyError(key)
+        split, index = self.split_and_number(key)
         levels = self._options.hardest - self._options.easiest + 1
-        level = self._options.easiest + int(index) % levels
+        level = self._options.easiest + index % levels
         rng = random_of("python_math", self._seed, key)
         while True:
             problem = make_problem(rng, level)

@@ -21,15 +21,14 @@ from sao_core.environments.base import (
     Task,
     TaskSource,
     random_of,
-    shuffled_index,
 )
 from sao_core.environments.extras import version_of
+from sao_core.environments.numbered_tasks import NumberedTasks
 from sao_core.environments.one_thread import in_own_thread
 from sao_core.environments.reasoning_gym_data import DataSets, Entry
 from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
 
-_SPLITS = ("train", "evaluation", "demonstration")
 _TRIES = 64
 """Questions drawn for one key until one of its split turns up."""
 _TASKS_PER_SPLIT = 2**23
@@ -146,35 +145,22 @@ def find_answer(reply: str, otherwise: str) -> tuple[str, bool]:
     return (reply if otherwise == "reply" else reply[reply.rfind("\n") + 1 :].strip()), False
 
 
-class ReasoningGymTasks(TaskSource):
+class ReasoningGymTasks(NumberedTasks):
     """Questions by number: each split draws from random numbers of its own."""
 
     def __init__(self, options: ReasoningGymOptions, seed: int) -> None:
         self._options = options
-        self._seed = seed
-        self.epoch_size = options.size
-        """Training questions of an epoch; None if there is no end of them."""
+        super().__init__("reasoning_gym", seed, options.size)
         self._data = DataSets(options.dataset, options.config, seed)
-
-    def key_at(self, position: int) -> str:
-        """``train/N``; of a fixed number of questions, every one once per epoch."""
-        size = self.epoch_size
-        return f"train/{position if size is None else shuffled_index(position, size, 'reasoning_gym', self._seed)}"
-
-    def evaluation_keys(self, count: int) -> list[str]:
-        """``evaluation/0 …``."""
-        return [f"evaluation/{index}" for index in range(count)]
 
     def task(self, key: str) -> Task:
         """The question of a key; raises KeyError if this source did not give it out."""
-        split, _, index = key.partition("/")
-        if split not in _SPLITS or not index.isdecimal():
-            raise KeyError(key)
-        entry = self._entry(split, int(index) % _TASKS_PER_SPLIT)
+        split, index = self.split_and_number(key)
+        entry = self._entry(split, index % _TASKS_PER_SPLIT)
         return Task(key, self._difficulty(entry), {"entry": entry.fields, "score": entry.score})
 
     def _entry(self, split: str, index: int) -> Entry:
-        first = (_SPLITS.index(split) * _TASKS_PER_SPLIT + index) * _TRIES
+        first = (self.splits.index(split) * _TASKS_PER_SPLIT + index) * _TRIES
         for number in range(first, first + _TRIES):
             entry = self._data.entry(number)
             if self._options.held_out_by == "index" or _is_held_out(entry.fields) == (split == "evaluation"):

@@ -17,6 +17,7 @@ from sao_core.config import ConfigError, Section
 from sao_core.environments.base import Environment, EnvironmentSpec, StepResult, Task, TaskSource, random_of
 from sao_core.environments.batched import Batched
 from sao_core.environments.jsonl import JsonlOptions, JsonlTasks
+from sao_core.environments.numbered_tasks import NumberedTasks
 from sao_core.environments.writing.demonstrator import write
 from sao_core.environments.writing.styles import STYLES, SUBJECTS
 from sao_core.models.folder import check_classifier_folder
@@ -143,25 +144,15 @@ def _scorer(model: str, device: str, reads: str, batch_size: int) -> Batched[_Co
     return Batched(start, batch_size)
 
 
-class SubjectTasks(TaskSource):
+class SubjectTasks(NumberedTasks):
     """The bundled prompts: short ones, about two things each; a pair of them is either trained on or evaluated."""
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def key_at(self, position: int) -> str:
-        """``train/POSITION``."""
-        return f"train/{position}"
-
-    def evaluation_keys(self, count: int) -> list[str]:
-        """``evaluation/0 …``."""
-        return [f"evaluation/{index}" for index in range(count)]
+        super().__init__("reward_model", seed)
 
     def task(self, key: str) -> Task:
         """Build the prompt of a key; raises KeyError if this source did not give it out."""
-        split, _, index = key.partition("/")
-        if split not in ("train", "evaluation", "demonstration") or not index.isdecimal():
-            raise KeyError(key)
+        split, _ = self.split_and_number(key)
         rng = random_of("prompt", self._seed, key)
         while True:
             subject = rng.choice(SUBJECTS[0]), rng.choice(SUBJECTS[1])

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from sao_core.config import Section
 from sao_core.environments.base import Environment, EnvironmentSpec, StepResult, Task, TaskSource, random_of
+from sao_core.environments.numbered_tasks import NumberedTasks
 from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
 
@@ -100,28 +101,18 @@ class Sorting(Environment):
         self._turns = len(self._left)
 
 
-class SortingTasks(TaskSource):
+class SortingTasks(NumberedTasks):
     """Numbers from a seed. A dialogue is held out by its numbers in their order."""
 
     def __init__(self, options: SortingOptions, seed: int) -> None:
         self._options = options
-        self._seed = seed
-
-    def key_at(self, position: int) -> str:
-        """``train/POSITION``."""
-        return f"train/{position}"
-
-    def evaluation_keys(self, count: int) -> list[str]:
-        """``evaluation/0 …``, lengths in equal shares."""
-        return [f"evaluation/{index}" for index in range(count)]
+        super().__init__("sorting", seed)
 
     def task(self, key: str) -> Task:
         """Build the dialogue of a key; raises KeyError if this source did not give it out."""
-        split, _, index = key.partition("/")
-        if split not in ("train", "evaluation", "demonstration") or not index.isdecimal():
-            raise KeyError(key)
+        split, index = self.split_and_number(key)
         options = self._options
-        count = options.fewest + int(index) % (options.most - options.fewest + 1)
+        count = options.fewest + index % (options.most - options.fewest + 1)
         rng = random_of("numbers", self._seed, key)
         while True:
             numbers = rng.sample(range(1, options.largest + 1), count)
