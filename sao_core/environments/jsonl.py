@@ -26,6 +26,7 @@ from sao_core.environments.base import (
 )
 from sao_core.environments.one_thread import in_own_thread
 from sao_core.environments.row_tasks import RowTasks
+from sao_core.environments.single_turn import SingleTurn
 from sao_core.jsonl_rows import messages_of, read_rows, weight_of
 from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
@@ -75,7 +76,7 @@ def normalise(text: str) -> str:
     return " ".join(text.split()).rstrip(".").strip().casefold()
 
 
-class Jsonl(Environment):
+class Jsonl(SingleTurn):
     """One question, one turn."""
 
     version: ClassVar[str] = "1"
@@ -83,34 +84,17 @@ class Jsonl(Environment):
 
     def __init__(self, options: JsonlOptions) -> None:
         self._options = options
-        self._task: Task | None = None
         self._reward = None if options.reward is None else _reward_function(options.reward)
 
-    async def reset(self, task: Task) -> tuple[Message, ...]:
-        """Open the conversation of the row."""
-        self._task = task
-        messages: tuple[Message, ...] = task.data["messages"]
-        return messages
-
-    def state(self) -> dict[str, Any]:
-        """Nothing: all is in the row."""
-        return {}
-
-    async def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on with the row; its one turn is not over."""
-        self._task = task
-
-    async def step(self, action: str) -> StepResult:
+    async def judge(self, task: Task, reply: str) -> StepResult:
         """Judge the reply."""
-        if self._task is None:
-            raise RuntimeError("reset comes before step")
-        row = self._task.data["row"]
+        row = task.data["row"]
         if self._reward is not None:
-            reward = float(await in_own_thread(self._reward, action, row))
+            reward = float(await in_own_thread(self._reward, reply, row))
             if not (math.isfinite(reward) and 0 <= reward <= 1):
                 raise ValueError(f"{self._options.reward} must return a reward from 0 to 1: got {reward}")
         else:
-            match = re.match(self._options.extract, action.strip())
+            match = re.match(self._options.extract, reply.strip())
             given = match.group(1) if match and match.group(1) is not None else ""
             reward = float(normalise(given) == normalise(str(row["answer"])))
         return StepResult(reward=reward, terminated=True, info={"reward_parts": {"correct": reward}})

@@ -26,6 +26,7 @@ from sao_core.environments.extras import version_of
 from sao_core.environments.numbered_tasks import NumberedTasks
 from sao_core.environments.one_thread import in_own_thread
 from sao_core.environments.reasoning_gym_data import DataSets, Entry
+from sao_core.environments.single_turn import SingleTurn
 from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
 
@@ -94,7 +95,7 @@ class ReasoningGymOptions(Section):
         return value
 
 
-class ReasoningGym(Environment):
+class ReasoningGym(SingleTurn):
     """One question. The reward is the data set's own score of the answer, from 0 to 1."""
 
     version: ClassVar[str] = f"1+{version_of('reasoning-gym')}"
@@ -102,12 +103,6 @@ class ReasoningGym(Environment):
 
     def __init__(self, options: ReasoningGymOptions) -> None:
         self._options = options
-        self._task: Task | None = None
-
-    async def reset(self, task: Task) -> tuple[Message, ...]:
-        """Ask the question."""
-        self._task = task
-        return _opening(task.data["entry"], self._options)
 
     def state(self) -> dict[str, Any]:
         """The question, by its hash: a few data sets word it otherwise in another process."""
@@ -115,18 +110,20 @@ class ReasoningGym(Environment):
             return {}
         return {"question": _fingerprint(self._task.data["entry"])}
 
+    def opening(self, task: Task) -> tuple[Message, ...]:
+        """Ask the question."""
+        return _opening(task.data["entry"], self._options)
+
     async def restore(self, task: Task, state: dict[str, Any]) -> None:
         """Go on with the question, if this process asks the same one."""
         if state["question"] != _fingerprint(task.data["entry"]):
             raise ValueError(f"{task.key} is another question in this process")
-        self._task = task
+        await super().restore(task, state)
 
-    async def step(self, action: str) -> StepResult:
+    async def judge(self, task: Task, reply: str) -> StepResult:
         """Judge the reply."""
-        if self._task is None:
-            raise RuntimeError("reset comes before step")
-        answer, tagged = find_answer(action, self._options.extract)
-        score = float(await in_own_thread(self._task.data["score"], answer)) if answer else 0.0
+        answer, tagged = find_answer(reply, self._options.extract)
+        score = float(await in_own_thread(task.data["score"], answer)) if answer else 0.0
         at = self._options.correct_at
         reward = score if at is None else float(score >= at)
         parts = {"score": score, "correct": float(score >= 1.0), "tagged": float(tagged)}

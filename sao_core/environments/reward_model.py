@@ -18,6 +18,7 @@ from sao_core.environments.base import Environment, EnvironmentSpec, StepResult,
 from sao_core.environments.batched import Batched
 from sao_core.environments.jsonl import JsonlOptions, JsonlTasks
 from sao_core.environments.numbered_tasks import NumberedTasks
+from sao_core.environments.single_turn import SingleTurn
 from sao_core.environments.writing.demonstrator import write
 from sao_core.environments.writing.styles import STYLES, SUBJECTS
 from sao_core.models.folder import check_classifier_folder
@@ -71,7 +72,7 @@ class RewardModelOptions(Section):
         return value
 
 
-class RewardModel(Environment):
+class RewardModel(SingleTurn):
     """One prompt, one turn."""
 
     version: ClassVar[str] = "1"
@@ -80,28 +81,16 @@ class RewardModel(Environment):
     def __init__(self, options: RewardModelOptions) -> None:
         self._options = options
         self._scorer = _scorer(options.model, options.device, options.reads, options.batch_size)
-        self._opening: _Conversation = ()
 
     async def reset(self, task: Task) -> _Conversation:
         """Open the conversation, and have the classifier loaded while the policy speaks."""
-        self._opening = task.data["messages"]
         self._scorer.begin()
-        return self._opening
+        return await super().reset(task)
 
-    def state(self) -> dict[str, Any]:
-        """Nothing: all is in the task."""
-        return {}
-
-    async def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on with the prompt; its one turn is not over."""
-        self._opening = task.data["messages"]
-
-    async def step(self, action: str) -> StepResult:
+    async def judge(self, task: Task, reply: str) -> StepResult:
         """Have the reply scored."""
-        if not self._opening:
-            raise RuntimeError("reset comes before step")
         options = self._options
-        logits = await self._scorer((*self._opening, Message(Role.ASSISTANT, action)))
+        logits = await self._scorer((*task.data["messages"], Message(Role.ASSISTANT, reply)))
         reward = reward_of(options, logits)
         logit = logits[label_of(options, len(logits))]
         return StepResult(reward=reward, terminated=True, info={"reward_parts": {"logit": logit}})

@@ -22,6 +22,7 @@ from sao_core.config import ConfigError, Section
 from sao_core.environments.base import Environment, EnvironmentSpec, StepResult, Task, TaskSource
 from sao_core.environments.row_tasks import hold_out
 from sao_core.environments.side_process import SideProcess, SideProcessFailed
+from sao_core.environments.single_turn import SingleTurn
 from sao_core.environments.walk import Walk
 from sao_core.outside import Outside
 from sao_core.trajectory import Message, Role
@@ -103,7 +104,7 @@ def _taskset(options: VerifiersOptions) -> _Taskset:
     return _tasksets[key]
 
 
-class Verifiers(Environment):
+class Verifiers(SingleTurn):
     """One task, one turn. The reward is the weighted sum that verifiers would give the conversation."""
 
     version: ClassVar[str] = "1"
@@ -113,29 +114,12 @@ class Verifiers(Environment):
         self._taskset = _taskset(options)
         self.version = f"1+{self._taskset.version}"  # type: ignore[misc]
         self.reward_range = options.reward_range  # type: ignore[misc]
-        self._task: Task | None = None
 
-    async def reset(self, task: Task) -> tuple[Message, ...]:
-        """Open the conversation as the task does."""
-        self._task = task
-        opening: tuple[Message, ...] = task.data["messages"]
-        return opening
-
-    def state(self) -> dict[str, Any]:
-        """Nothing: all is in the task."""
-        return {}
-
-    async def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on with the task; its one turn is not over."""
-        self._task = task
-
-    async def step(self, action: str) -> StepResult:
+    async def judge(self, task: Task, reply: str) -> StepResult:
         """Have the reply scored. Raises RuntimeError if the taskset cannot."""
-        if self._task is None:
-            raise RuntimeError("reset comes before step")
-        said = [(str(message.role), message.content, False) for message in self._task.data["messages"]]
+        said = [(str(message.role), message.content, False) for message in task.data["messages"]]
         try:
-            scored = await self._taskset.score(self._task.data["index"], [*said, ("assistant", action, True)])
+            scored = await self._taskset.score(task.data["index"], [*said, ("assistant", reply, True)])
         except SideProcessFailed as error:
             raise RuntimeError(f"the taskset could not score: {error}") from error
         parts = {**scored["metrics"], **scored["rewards"]}

@@ -16,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sao_core.config import Section
 from sao_core.environments.base import Environment, EnvironmentSpec, StepResult, Task, TaskSource, random_of
+from sao_core.environments.single_turn import SingleTurn
 from sao_core.environments.writing.demonstrator import write
 from sao_core.environments.writing.model_judge import JudgeOptions, ModelJudge
 from sao_core.environments.writing.rules import RuleJudge
@@ -125,7 +126,7 @@ class WritingOptions(Section):
         return max(index for index, phase in enumerate(self.schedule) if phase.from_prompt <= position)
 
 
-class Writing(Environment):
+class Writing(SingleTurn):
     """One text, one turn."""
 
     version: ClassVar[str] = "1"
@@ -133,31 +134,14 @@ class Writing(Environment):
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
-        self._task: Task | None = None
 
-    async def reset(self, task: Task) -> tuple[Message, ...]:
-        """Offer the pool and name the subject."""
-        self._task = task
-        messages: tuple[Message, ...] = task.data["messages"]
-        return messages
-
-    def state(self) -> dict[str, Any]:
-        """Nothing: all is in the task."""
-        return {}
-
-    async def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on with the task; its one turn is not over."""
-        self._task = task
-
-    async def step(self, action: str) -> StepResult:
+    async def judge(self, task: Task, reply: str) -> StepResult:
         """Have the text judged. A writer that declares a style has to keep to it."""
-        if self._task is None:
-            raise RuntimeError("reset comes before step")
-        assignment: Assignment = self._task.data["assignment"]
-        declared, text = split_declaration(action)
+        assignment: Assignment = task.data["assignment"]
+        declared, text = split_declaration(reply)
         verdict = await self._judge.judge(text, assignment)
         style = verdict.style if declared in (None, verdict.style) else None
-        quality, liked = float(verdict.fault is None), float(style == self._task.data["prefers"])
+        quality, liked = float(verdict.fault is None), float(style == task.data["prefers"])
         parts = {"quality": quality, "style": liked}
         parts |= {f"wrote_{name}": float(name == style) for name in assignment.pool}
         info = {"reward_parts": parts, "fault": verdict.fault, "declared": declared}
