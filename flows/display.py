@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -12,37 +11,25 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from flows.beside import REFRESH_S, Beside
 from flows.links import places
 from infra.ledger import EvaluationRecord, Ledger, UpdateRow
 from infra.settings import Settings
 from sao_core.trajectory import Purpose
 
-REFRESH_S = 0.5
 PLAIN_STATE_EVERY_S = 5.0
 """Without a terminal a stage says how far it is this often; every update still has its line."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-class LiveProgress:
+class LiveProgress(Beside):
     """Shows a run while it trains: a panel in a terminal, one plain line per news elsewhere."""
 
     def __init__(self, ledger: Ledger, run_id: str, console: Console) -> None:
-        self._ledger = ledger
-        self._run_id = run_id
-        self._console = console
+        super().__init__(ledger, run_id, console)
         self._started = time.monotonic()
-        self._done = threading.Event()
         self._updates: list[UpdateRow] = []
         self._first_step_at: tuple[float, int] | None = None
-        self._thread = threading.Thread(target=self._show, name="display", daemon=True)
-
-    def __enter__(self) -> LiveProgress:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(5.0)
 
     def _show(self) -> None:
         if self._console.is_terminal:

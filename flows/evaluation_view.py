@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -11,13 +10,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from flows.beside import REFRESH_S, Beside
 from infra.evaluation_comparison import EvaluationComparison, Side
 from infra.evaluation_metrics import interval_of
 from infra.ledger import EvaluationRecord, Ledger, RequestState
 from sao_core.statistics import Interval
 from sao_core.trajectory import Purpose
 
-REFRESH_S = 0.5
 PLAIN_EVERY_S = 5.0
 """Without a terminal progress is a line this often."""
 _ENDED = (RequestState.DONE, RequestState.EXHAUSTED, RequestState.CANCELLED)
@@ -29,23 +28,8 @@ def rollouts_done(ledger: Ledger, run_id: str) -> tuple[int, int]:
     return sum(states.get(state, 0) for state in _ENDED), sum(states.values())
 
 
-class EvaluationProgress:
+class EvaluationProgress(Beside):
     """Shows how far an evaluation is while the context lasts: a bar in a terminal, a line now and then elsewhere."""
-
-    def __init__(self, ledger: Ledger, run_id: str, console: Console) -> None:
-        self._ledger = ledger
-        self._run_id = run_id
-        self._console = console
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._show, name="display", daemon=True)
-
-    def __enter__(self) -> EvaluationProgress:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(5.0)
 
     def _show(self) -> None:
         if not self._console.is_terminal:
