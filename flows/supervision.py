@@ -33,6 +33,8 @@ from tasks.rollout import evaluator, rollout_worker
 
 logger = logging.getLogger(__name__)
 
+STOPS = (StopRequested, TerminationSignal, Pause, KeyboardInterrupt, SystemExit)
+"""What ends a flow's body without being a failure."""
 OWN_STATE_POLL_S = 5.0
 LEAVE_WITHIN_S = 150.0
 """A flow whose work is done leaves by then, even if Prefect's queues wait for a server that is gone for good."""
@@ -44,7 +46,7 @@ class SupervisedRun:
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
         self.status = "running"
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def final_state(self) -> State:
         """The Prefect state of the flow, with the reason and the way to go on as its message.
@@ -63,7 +65,7 @@ class SupervisedRun:
         return Cancelled(message=f"{self.run.stop_reason}. {go_on}")
 
 
-def reason(error: Exception | None) -> str:
+def reason(error: BaseException | None) -> str:
     """Why a run failed, in a line."""
     if isinstance(error, ChildFailed):
         return f"{error.name} {error.summary}".rstrip(".")
@@ -102,11 +104,13 @@ def supervised(config: TrainConfig, run_id: str | None = None, *, training: bool
             try:
                 yield supervised_run
                 status = "completed"
-            except (StopRequested, TerminationSignal, Pause, KeyboardInterrupt, SystemExit) as signal:
-                run.request_stop("Stopped", paused=isinstance(signal, Pause))  # unless it has been asked before
-                status = "cancelled"
-            except Exception as failure:
-                supervised_run.error = failure
+            except (*STOPS, Exception) as ended:
+                stop = stop_behind(ended)
+                if stop is None:
+                    supervised_run.error = ended
+                else:
+                    run.request_stop("Stopped", paused=isinstance(stop, Pause))  # unless it has been asked before
+                    status = "cancelled"
             finally:
                 run.close(status, reason(supervised_run.error) if status == "failed" else None)
                 supervised_run.status = status
@@ -115,6 +119,16 @@ def supervised(config: TrainConfig, run_id: str | None = None, *, training: bool
     finally:
         if _started_by_a_worker():
             threading.Thread(target=_leave_in_time, args=(status,), name="leave", daemon=True).start()
+
+
+def stop_behind(ended: BaseException | None) -> BaseException | None:
+    """The stop that ended a flow's body, itself or behind what Prefect made of it; None if there was none.
+
+    A signal that comes while Prefect begins a task run reaches the body as a ValueError that was raised on its way.
+    """
+    while ended is not None and not isinstance(ended, STOPS):
+        ended = ended.__context__
+    return ended
 
 
 def has_weights(ledger: Ledger, run_id: str, *, training: bool) -> bool:
