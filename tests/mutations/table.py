@@ -96,8 +96,8 @@ TABLE = (
     Mutation(
         "the learner waits for in-flight rollouts",
         "infra/learner_ports.py",
-        "while self._ledger.can_claim(self._run_id, step, self._batch_size):",
-        'while not self._ledger.queue(self._run_id)["leased"] and self._ledger.can_claim(\n'
+        "if self._ledger.can_claim(self._run_id, step, self._batch_size):",
+        'if not self._ledger.queue(self._run_id)["leased"] and self._ledger.can_claim(\n'
         "            self._run_id, step, self._batch_size\n"
         "        ):",
         "tests/infra/test_learner_ports.py::test_a_batch_is_claimed_while_other_rollouts_are_in_flight",
