@@ -23,6 +23,7 @@ from prefect.states import Cancelled, Completed, Failed, Suspended
 
 from flows.preflight import preflight
 from flows.run_page import RunPage
+from infra.allocator import keep_lean
 from infra.attempts import begin
 from infra.ledger import Ledger
 from infra.processes import ChildFailed
@@ -86,6 +87,7 @@ def supervised(config: TrainConfig, run_id: str | None = None, *, training: bool
     """
     for package in ("flows", "tasks", "infra"):  # Prefect shows what they say on the run's page
         logging.getLogger(package).setLevel(logging.INFO)
+    keep_lean()
     settings = Settings.from_environment()
     ledger = Ledger(settings.database_url)
     run_id = run_id or ledger.run_of_flow_run(flow_run.id) or new_run_id(config.recipe)

@@ -43,7 +43,7 @@ def update_loop(run: TrainingRun, first: int) -> None:
     every, last = run.config.evaluation.every, run.config.learner.updates
     run.command("begin_updates", alongside=run.issuer.fill)
     step = first - 1
-    while step < last and update(run, step + 1) is not None:
+    while step < last and update(run, step + 1):
         step += 1
         if every and step % every == 0 and step < last:
             request_evaluation(run, step)

@@ -164,7 +164,9 @@ def _main(name: str, descriptor: int) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     from infra import child  # this file under its real name, so that there is one class Channel
+    from infra.allocator import keep_lean
 
+    keep_lean()
     channel = child.Channel(name, start["incarnation"], connection, start["exit_when_orphaned"])
     threading.Thread(target=channel.listen, args=(incoming,), name="parent", daemon=True).start()
     child.run(channel, start)

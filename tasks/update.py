@@ -9,13 +9,13 @@ from infra.training_run import TrainingRun
 
 
 @task(name="update", task_run_name="update {step}", cache_policy=NO_CACHE)
-def update(run: TrainingRun, step: int) -> dict[str, float] | None:
+def update(run: TrainingRun, step: int) -> bool:
     """Claim a batch, make K critic updates and one policy update on it, commit and publish.
 
     While the learner is busy, issue the rollouts that the last publication released (and what takes the place of those
     that came to nothing), and write down evaluations that are done. One task run an update, since each costs the
-    Prefect server tens of milliseconds. Asking again for a committed step does nothing. None if the tasks are over, so
-    that there is no such step.
+    Prefect server tens of milliseconds. Asking again for a committed step does nothing. False if the tasks are over, so
+    that there is no such step; a truth value, since a flow run keeps the state behind any other result until it ends.
     """
 
     def catch_up() -> None:
@@ -23,6 +23,6 @@ def update(run: TrainingRun, step: int) -> dict[str, float] | None:
         run.evaluations.collect()
 
     if run.command("update_value", alongside=catch_up, meanwhile=run.issuer.fill, step=step) is None:
-        return None
-    metrics: dict[str, float] = run.command("update_policy", step=step)
-    return metrics
+        return False
+    run.command("update_policy", step=step)
+    return True
