@@ -1,5 +1,3 @@
-import os
-import signal
 import sys
 
 import psutil
@@ -54,8 +52,9 @@ def test_a_process_that_ends_fails_what_it_owes_and_is_replaced(echo):
     first = echo.pid
     assert echo.ask("on").result(10) == "on"
     assert echo.pid != first
-    os.kill(echo.pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(echo.pid)], timeout=5)
+    process = psutil.Process(echo.pid)
+    process.kill()
+    psutil.wait_procs([process], timeout=5)
     assert echo.ask("on").result(10) == "on"
 
 
