@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from infra_fixtures import Places
+from sqlalchemy import make_url
 
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
@@ -32,13 +34,22 @@ def new_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def postgres_database(postgres_url: str) -> str:
+    """A database of one file's tests: what looks at all runs, as upkeep does, is not to meet those of other files."""
+    name = f"sao_{secrets.token_hex(4)}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+    return make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
+
+
 @pytest.fixture(params=["sqlite+folder", "postgres+s3"])
 def places(request: pytest.FixtureRequest, tmp_path: Path, migrated_sqlite: Path) -> Places:
     """Where a test keeps its things, of both kinds in turn."""
     if request.param == "sqlite+folder":
         shutil.copy(migrated_sqlite, tmp_path / "ledger.db")
         return Places(f"sqlite:///{tmp_path / 'ledger.db'}", str(tmp_path / "objects"), None, tmp_path / "cache")
-    postgres, endpoint = request.getfixturevalue("postgres_url"), request.getfixturevalue("s3_endpoint")
+    postgres, endpoint = request.getfixturevalue("postgres_database"), request.getfixturevalue("s3_endpoint")
     return Places(postgres, f"s3://sao/{secrets.token_hex(4)}", endpoint, tmp_path / "cache")
 
 

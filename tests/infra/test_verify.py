@@ -44,7 +44,7 @@ def made(
         shutil.copy(migrated_sqlite, tmp / "ledger.db")
         places = Places(f"sqlite:///{tmp / 'ledger.db'}", str(tmp / "objects"), None, tmp / "cache")
     else:
-        postgres, endpoint = request.getfixturevalue("postgres_url"), request.getfixturevalue("s3_endpoint")
+        postgres, endpoint = request.getfixturevalue("postgres_database"), request.getfixturevalue("s3_endpoint")
         places = Places(postgres, f"s3://sao/{secrets.token_hex(4)}", endpoint, tmp / "cache")
     ledger = Ledger(places.database_url)
     objects = ObjectStore(places.object_store, endpoint_url=places.endpoint_url)
