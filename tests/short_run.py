@@ -108,14 +108,17 @@ class Home:
         return Ledger(self.settings.database_url)
 
     def wait_for_step(self, process: subprocess.Popen[str], step: int, timeout_s: float = 200) -> str:
-        """Wait until the run that a process began is at a step; returns its id."""
+        """Wait until the run that a process began, or goes on with, has made a step; returns the run's id."""
         ledger, deadline = self.ledger(), time.monotonic() + timeout_s
         since = psutil.Process(process.pid).create_time()
-        while not (runs := ledger.runs(1)) or runs[0].created_at < since or runs[0].step < step:
+        while True:
+            for run in ledger.runs(1):
+                last = ledger.last_update(run.run_id)
+                if last is not None and last.step >= step and last.committed_at >= since:
+                    return run.run_id
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, f"not at step {step} after {timeout_s:g} s"
             time.sleep(0.1)
-        return runs[0].run_id
 
     def json(self, *arguments: str) -> Any:
         done = self.sao(*arguments, "--json")

@@ -45,6 +45,7 @@ FLOW = (
 UPDATES = 16
 
 
+@pytest.mark.long
 def test_a_run_survives_a_killed_worker_and_is_resumed_after_its_learners_kill(tmp_path: Path, prefect_api, tally):
     plan = (("worker generates", 20), ("learner is between critic and policy", 3))
     run = ChaosRun(tmp_path, prefect_api, plan, "learner.updates=6", "rollout.workers=1")

@@ -19,6 +19,7 @@ from rig_services import S3, Postgres
 
 Places = Callable[[str], dict[str, object]]
 Held = Callable[[Plan, Result], None]
+LONG_FAULTS = ("refuses", "is slow", "breaks off")
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def nobody_died(result: Result) -> None:
     assert result.attempts == 1, "the run was to go on by itself, in its first attempt"
 
 
-@pytest.mark.parametrize("fault", ["refuses", "answers 503", "is slow", "breaks off"])
+@pytest.mark.parametrize("fault", ["answers 503", *(pytest.param(f, marks=pytest.mark.long) for f in LONG_FAULTS)])
 def test_an_object_store_that_is_away_for_a_while_costs_only_time(
     fault: Fault, outage_s: float, seed: int, places: Places, held: Held, s3: S3
 ) -> None:
@@ -71,7 +72,7 @@ def test_an_object_store_that_is_away_for_a_while_costs_only_time(
     nobody_died(results[0])
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
+@pytest.mark.parametrize("mode", ["immediate", pytest.param("fast", marks=pytest.mark.long)])
 def test_a_database_that_restarts_costs_only_time(
     mode: str, outage_s: float, seed: int, places: Places, held: Held, postgres: Postgres
 ) -> None:

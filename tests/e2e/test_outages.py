@@ -36,6 +36,7 @@ def cancelled(tmp_path_factory: pytest.TempPathFactory, prefect_api: str) -> tup
     return home, run_id, took_s
 
 
+@pytest.mark.long
 def test_sigterm_leaves_a_checkpoint_within_30_s_and_the_right_state_everywhere(cancelled, prefect_api: str):
     home, run_id, took_s = cancelled
     ledger = home.ledger()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
 from short_run import Home
 
 
+@pytest.mark.long
 def test_a_template_that_cannot_render_is_one_line_and_exit_code_2(home: Home, finished):
     assert home.sao("export", finished["run_id"], "sound").returncode == 0
     broken = home.folder / "broken"

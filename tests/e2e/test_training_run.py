@@ -189,3 +189,9 @@ def test_export_gives_a_folder_that_trains_on(finished, home):
     assert (folder / "critic").is_dir()
     again = home.sao("train", "tiny", "--set", f"model.path={folder}", "--dry-run")
     assert again.returncode == 0, again.stderr
+
+
+def test_a_complete_run_that_is_resumed_says_how_to_train_on(finished, home):
+    again = home.sao("train", "--resume", finished["run_id"])
+    assert again.returncode == 2
+    assert f"sao train --resume {finished['run_id']} --set learner.updates={2 * UPDATES}" in again.stderr

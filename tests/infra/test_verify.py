@@ -32,7 +32,7 @@ def new_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["sqlite+folder", "postgres+s3"])
+@pytest.fixture(scope="module", params=["sqlite+folder", pytest.param("postgres+s3", marks=pytest.mark.long)])
 def made(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
