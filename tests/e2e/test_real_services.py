@@ -44,7 +44,7 @@ def test_a_run_on_postgres_and_s3_outlives_ctrl_c_and_a_killed_worker(tmp_path, 
         "AWS_DEFAULT_REGION": "us-east-1",
     }
     home = Home(tmp_path, {**variables, "PREFECT_API_URL": prefect_api})
-    process = home.train(*FASTEST, "learner.updates=40", "rollout.workers=2")
+    process = home.train(*FASTEST, "learner.updates=40", "rollout.workers=1")
     run_id = home.wait_for_step(process, 3)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
@@ -61,14 +61,14 @@ def test_a_run_on_postgres_and_s3_outlives_ctrl_c_and_a_killed_worker(tmp_path, 
     changed = ("--set", f"learner.updates={updates}", "--set", "policy.lr=5e-4")
     process = home.start("train", "--resume", run_id, *changed)
     home.wait_for_step(process, run.step + 1)
-    kill_worker(process, "rollout-1")
+    kill_worker(process, "rollout-0")
     stdout, stderr = process.communicate(timeout=200)
     assert process.returncode == 0, stdout + stderr
     assert f"changed: learner.updates: 40 → {updates}" in stdout
     assert [change.setting for change in ledger.config_changes(run_id)] == ["learner.updates", "policy.lr"]
     run = ledger.run(run_id)
     assert run.status is RunStatus.COMPLETED
-    assert {worker.worker.rsplit("-", 1)[0] for worker in ledger.workers(run_id)} >= {"rollout-0", "rollout-1"}
+    assert [worker.worker.rsplit("-", 1)[0] for worker in ledger.workers(run_id)].count("rollout-0") == 3
     made = ledger.updates_since(run_id, 0)
     assert [update.step for update in made] == list(range(1, updates + 1))
     assert made[-1].metrics["policy/lr"] == 5e-4
