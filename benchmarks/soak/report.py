@@ -26,8 +26,6 @@ USED_SPREAD = 0.02
 """Largest distance of a decile's used ÷ issued from the mean, as a share of the mean."""
 DEVIATION = 0.05
 """Largest distance of a process's memory from its median, as a share of it, that counts as flat."""
-NOISE_MB = 1.0
-"""So much comes and goes with the pages that the system takes back; it counts in no process."""
 NOT_OURS = ("prefect-server",)
 """Reported, not judged: the server caches its database, which grows by a row a step, up to 80 MB a connection."""
 WARM_UP_S = 600.0
@@ -53,10 +51,14 @@ def report(
     gap_s = _largest_gap(updates, starts, [line["at"] for line in lines if line.get("event") == "end"])
     lag = max((update["lag"] for update in updates if not update["superseded"]), default=0.0)
     verification = verify(ledger, ObjectStore.from_settings(settings), run_id, tracking_uri=settings.tracking_uri)
-    judged = [values for part, values in memory.items() if part not in NOT_OURS and "largest_deviation" in values]
+    deviations = [
+        values["largest_deviation"]
+        for part, values in memory.items()
+        if part not in NOT_OURS and "largest_deviation" in values
+    ]
     bars = {
         "used_by_length": spread <= USED_SPREAD,
-        "memory_flat": all(map(_is_flat, judged)) if judged else None,
+        "memory_flat": max(deviations) <= DEVIATION if deviations else None,
         "queue_lag": lag <= bound,
         "nothing_stuck": gap_s <= STUCK_S,
         "verified": verification.ok,
@@ -170,11 +172,6 @@ def _rewards(updates: Sequence[dict[str, Any]], part: int = 100) -> list[float |
     rewards = [update["reward"] for update in updates if update["reward"] is not None]
     ends = (rewards[:part], rewards[-part:])
     return [round(float(np.mean(end)), 3) if end else None for end in ends]
-
-
-def _is_flat(values: dict[str, float]) -> bool:
-    median_mb = values["median_mb"]
-    return values["largest_deviation"] * median_mb <= max(NOISE_MB, DEVIATION * median_mb)
 
 
 def _memory(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:

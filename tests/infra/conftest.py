@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 from infra_fixtures import Places
-from sqlalchemy import make_url
 
 from infra.ledger import Ledger
 from infra.objects import ObjectStore
@@ -35,12 +33,9 @@ def new_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def postgres_database(postgres_url: str) -> str:
+def postgres_database(new_postgres_database: Callable[[], str]) -> str:
     """A database of one file's tests: what looks at all runs, as upkeep does, is not to meet those of other files."""
-    name = f"sao_{secrets.token_hex(4)}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
-    return make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
+    return new_postgres_database()
 
 
 @pytest.fixture(params=["sqlite+folder", "postgres+s3"])

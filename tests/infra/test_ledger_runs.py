@@ -7,6 +7,7 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,12 +120,10 @@ def test_opening_a_migrated_ledger_needs_no_alembic(tmp_path: Path) -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_processes_that_open_a_new_ledger_at_once_migrate_it_once(tmp_path: Path, postgres_url: str) -> None:
-    database = f"fresh_{secrets.token_hex(4)}"
-    server = Ledger(postgres_url)
-    with server.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {database}")
-    for url in (f"sqlite:///{tmp_path / 'new' / 'ledger.db'}", postgres_url.replace("/postgres?", f"/{database}?")):
+def test_processes_that_open_a_new_ledger_at_once_migrate_it_once(
+    tmp_path: Path, new_postgres_database: Callable[[], str]
+) -> None:
+    for url in (f"sqlite:///{tmp_path / 'new' / 'ledger.db'}", new_postgres_database()):
         context = multiprocessing.get_context("spawn")
         processes = [context.Process(target=Ledger, args=(url,)) for _ in range(2)]
         for process in processes:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from healthy_run import CONFIG, UPDATES, Maker, make_healthy_run, new_run
 from infra_fixtures import Places, group, prompts, trajectory
-from mlflow import MlflowClient
 from planted_violations import FIRST_ATTEMPT, PLANTS, POLICY, REQUEST, Healthy
 
 from infra.ledger import Ledger, UnknownRun
@@ -22,14 +21,6 @@ from infra.objects import ObjectStore
 from infra.settings import Settings
 from infra.tracking import Tracker
 from infra.verify import verify
-
-
-@pytest.fixture(scope="session")
-def new_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated, empty database to copy: making one takes seconds."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
 
 
 @pytest.fixture(scope="module", params=["sqlite+folder", pytest.param("postgres+s3", marks=pytest.mark.long)])
