@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from abc import ABC, abstractmethod
-
-from rich.console import Console
 
 from infra.ledger import Ledger
 
 REFRESH_S = 0.5
+"""How often a terminal is looked after."""
 LAST_WORDS_S = 5.0
 """Longest that the end of a run waits for what is shown."""
 
 
 class Beside(ABC):
-    """While the context lasts, :meth:`_show` runs; it looks at ``self._done`` every :data:`REFRESH_S`."""
+    """While the context lasts, :meth:`_show` runs and looks at ``self._done`` again and again.
 
-    def __init__(self, ledger: Ledger, run_id: str, console: Console) -> None:
+    It runs as part of the flow run, if any, of whoever made this: what it makes in Prefect belongs to that.
+    """
+
+    def __init__(self, ledger: Ledger, run_id: str) -> None:
         self._ledger = ledger
         self._run_id = run_id
-        self._console = console
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._show, name="display", daemon=True)
+        target = contextvars.copy_context().run
+        self._thread = threading.Thread(target=target, args=(self._show,), name=type(self).__name__, daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()

@@ -26,7 +26,8 @@ class LiveProgress(Beside):
     """Shows a run while it trains: a panel in a terminal, one plain line per news elsewhere."""
 
     def __init__(self, ledger: Ledger, run_id: str, console: Console) -> None:
-        super().__init__(ledger, run_id, console)
+        super().__init__(ledger, run_id)
+        self._console = console
         self._started = time.monotonic()
         self._updates: list[UpdateRow] = []
         self._first_step_at: tuple[float, int] | None = None

@@ -31,6 +31,10 @@ def rollouts_done(ledger: Ledger, run_id: str) -> tuple[int, int]:
 class EvaluationProgress(Beside):
     """Shows how far an evaluation is while the context lasts: a bar in a terminal, a line now and then elsewhere."""
 
+    def __init__(self, ledger: Ledger, run_id: str, console: Console) -> None:
+        super().__init__(ledger, run_id)
+        self._console = console
+
     def _show(self) -> None:
         if not self._console.is_terminal:
             return self._lines()

@@ -6,9 +6,7 @@ server may be slow, or gone.
 
 from __future__ import annotations
 
-import contextvars
 import logging
-import threading
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +18,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from flows.beside import Beside
 from flows.display import evaluation_rows, headline
 from flows.evaluation_view import rollouts_done
 from flows.links import places
@@ -31,8 +30,6 @@ from tasks.report import fenced, plain
 logger = logging.getLogger(__name__)
 
 EVERY_S = 3.0
-LAST_WORDS_S = 5.0
-"""Longest that the end of a run waits for its page."""
 
 _BEHIND = {
     "trajectories": "every rollout, as Parquet",
@@ -42,29 +39,17 @@ _BEHIND = {
 """What is behind a link, in the few words that a card shows."""
 
 
-class RunPage:
+class RunPage(Beside):
     """Keeps the artifacts of a run's flow run up to date while the context lasts."""
 
     def __init__(self, ledger: Ledger, settings: Settings, run_id: str) -> None:
-        self._ledger = ledger
+        super().__init__(ledger, run_id)
         self._settings = settings
-        self._run_id = run_id
-        self._done = threading.Event()
         self._progress: UUID | None = None
         self._shown = -1
         self._linked: set[str] = set()
         self._evaluation = 0
         self._complained = False
-        target = contextvars.copy_context().run  # the artifacts belong to the flow run of whoever made this
-        self._thread = threading.Thread(target=target, args=(self._show,), name="run-page", daemon=True)
-
-    def __enter__(self) -> RunPage:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(LAST_WORDS_S)
 
     def _show(self) -> None:
         while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -29,6 +30,6 @@ def keep_lean() -> None:
 
 
 def _trim_forever(trim: Callable[[Any], int]) -> None:
-    rest = threading.Event()
-    while not rest.wait(TRIM_EVERY_S):
+    while True:
+        time.sleep(TRIM_EVERY_S)
         trim(ctypes.c_size_t(0))

@@ -182,19 +182,19 @@ class Training:
 
     # --- one step -------------------------------------------------------------------------------
 
-    def update_value(self, step: int) -> dict[str, float] | None:
+    def update_value(self, step: int) -> bool:
         """Claim the batch of ``step`` and make the K critic updates on it. A committed step is left alone.
 
-        None if the tasks are over, so that there is no such step.
+        False if the tasks are over, so that there is no such step.
         """
         if step == self.step:
-            return {}
+            return True
         orchestration_s = time.monotonic() - self._idle_since
         waiting_since = time.monotonic()
         try:
             self._batch = self._collect(step)
         except TasksOver:
-            return None
+            return False
         learner_wait_s = time.monotonic() - waiting_since
         if not self._compared_logprobs:
             self._compare_logprobs(list(self._batch.rollouts))
@@ -207,12 +207,12 @@ class Training:
             "time/value_s": time.monotonic() - computing_since,
         }
         self._idle_since = time.monotonic()
-        return self._value_metrics
+        return True
 
-    def update_policy(self, step: int) -> dict[str, float]:
+    def update_policy(self, step: int) -> None:
         """One policy update on the batch of ``step``; commit it, publish the policy, keep a checkpoint when due."""
         if step == self.step:
-            return {}
+            return
         if self._batch is None or self._batch.step != step:
             raise RuntimeError(f"update_policy({step}) needs update_value({step}) first")
         orchestration_s = time.monotonic() - self._idle_since
@@ -220,14 +220,13 @@ class Training:
         metrics = {**self._value_metrics, **self.learner.update_policy()}
         metrics["time/policy_s"] = time.monotonic() - computing_since
         metrics["time/orchestration_s"] += orchestration_s
-        metrics = self._commit(step, self._batch, metrics)
+        self._commit(step, self._batch, metrics)
         self._batch = None
         if step % self.config.learner.checkpoint_every == 0 or step == self.config.learner.updates:
             self.checkpoint()
         self._idle_since = time.monotonic()
-        return metrics
 
-    def _commit(self, step: int, batch: Batch, metrics: dict[str, float]) -> dict[str, float]:
+    def _commit(self, step: int, batch: Batch, metrics: dict[str, float]) -> None:
         storing_since = time.monotonic()
         moved = self.learner.policy_moved
         version = self.updates.next_version() if moved else self.version
@@ -259,7 +258,6 @@ class Training:
         )
         self.step, self.version = step, version
         self._step_started = now
-        return metrics
 
     def _token_records(self) -> dict[str, dict[str, Any]]:
         if self.config.learner.record_tokens == "none":

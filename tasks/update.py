@@ -22,7 +22,7 @@ def update(run: TrainingRun, step: int) -> bool:
         run.issuer.fill()
         run.evaluations.collect()
 
-    if run.command("update_value", alongside=catch_up, meanwhile=run.issuer.fill, step=step) is None:
+    if not run.command("update_value", alongside=catch_up, meanwhile=run.issuer.fill, step=step):
         return False
     run.command("update_policy", step=step)
     return True
