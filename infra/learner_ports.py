@@ -95,7 +95,7 @@ class LedgerBatches:
 
     def policy_steps(self) -> Mapping[int, int]:
         """Version → step of the policy (for a superseded one, of its last surviving ancestor)."""
-        newest = max(self._policy_steps, default=-1)
+        newest = next(reversed(self._policy_steps), -1)  # in the order of versions
         self._policy_steps |= self._ledger.policy_steps(self._run_id, newest + 1)
         return self._policy_steps
 

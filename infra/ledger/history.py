@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, func, or_, select
+from sqlalchemy import Connection, Row, Select, func, or_, select
 
 from infra.ledger.database import Database, reads
 from infra.ledger.records import TRAINING, RequestState, TrajectoryRow, TrajectoryState
@@ -97,11 +97,9 @@ class TrajectoryHistory(Database):
         """Whether there are enough ready rollouts for a step, those that it has claimed included; takes no lock."""
         statement = select(func.count()).where(
             TrajectoryEntry.run_id == run_id,
-            or_(
-                TrajectoryEntry.state == TrajectoryState.READY,
-                and_(TrajectoryEntry.state == TrajectoryState.CLAIMED, TrajectoryEntry.claimed_step == step),
-            ),
+            TrajectoryEntry.state.in_([TrajectoryState.READY, TrajectoryState.CLAIMED]),
             TrajectoryEntry.purpose.in_(TRAINING),
+            or_(TrajectoryEntry.state == TrajectoryState.READY, TrajectoryEntry.claimed_step == step),
             TrajectoryEntry.segment == 0,
         )
         return connection.execute(statement).scalar_one() >= batch_size

@@ -227,23 +227,14 @@ class RequestLedger(Database):
             row = {"run_id": run_id, "worker": worker, "host": host, "pid": pid, **seen}
             if not insert_new(connection, Worker, row):
                 raise Fenced(f"another process serves run {run_id} as worker {worker}; names must be new per process")
-        held = (
-            select(Request.number)
-            .where(
-                Request.run_id == run_id,
-                Request.state == RequestState.LEASED,
-                Request.lease_worker == worker,
-            )
-            .order_by(Request.number)
-            .with_for_update()
-        )
-        numbers = [n for n in connection.execute(held).scalars() if holding is None or n in holding]
-        for chunk in chunks(numbers):
-            connection.execute(
-                update(Request)
-                .where(Request.run_id == run_id, Request.number.in_(chunk))
-                .values(lease_until=clock() + lease_s)
-            )
+        leased = (Request.run_id == run_id, Request.state == RequestState.LEASED, Request.lease_worker == worker)
+        held = connection.execute(select(Request.number).where(*leased)).scalars()
+        numbers: list[int] = []
+        for chunk in chunks(sorted(number for number in held if holding is None or number in holding)):
+            where = (*leased, Request.number.in_(chunk))
+            lock = select(Request.number).where(*where).order_by(Request.number).with_for_update()
+            numbers += connection.execute(lock).scalars()
+            connection.execute(update(Request).where(*where).values(lease_until=clock() + lease_s))
         return numbers
 
     @writes
@@ -344,7 +335,7 @@ def take_back(connection: Connection, run_id: str, worker: str | None = None) ->
 
 def _end_of_window(connection: Connection, run_id: str, window: int) -> int | None:
     """The ``window``-th oldest of the outstanding requests for training; None if there are fewer."""
-    asked = select(Request.number.label("number")).where(
+    asked = select(Request.number).where(
         Request.run_id == run_id,
         Request.state.in_([RequestState.PENDING, RequestState.LEASED]),
         Request.purpose.in_(TRAINING),
@@ -355,9 +346,8 @@ def _end_of_window(connection: Connection, run_id: str, window: int) -> int | No
         TrajectoryEntry.purpose.in_(TRAINING),
         TrajectoryEntry.segment == 0,
     )
-    outstanding = union_all(asked, made).subquery()
-    oldest = select(outstanding.c.number).order_by(outstanding.c.number).offset(window - 1).limit(1)
-    return connection.execute(oldest).scalar_one_or_none()
+    outstanding = sorted(connection.execute(union_all(asked, made)).scalars())
+    return outstanding[window - 1] if window <= len(outstanding) else None
 
 
 def _check_groups(connection: Connection, run_id: str, sizes: Mapping[int, int]) -> None:

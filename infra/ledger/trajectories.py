@@ -241,33 +241,28 @@ def _values(row: TrajectoryRow, request: Row[Any], now: float) -> dict[str, Any]
 
 def claimed_rows(connection: Connection, run_id: str, step: int) -> Sequence[Row[Any]]:
     """Rows claimed for a step, by request number and segment, inside a transaction."""
-    return connection.execute(
-        select(TrajectoryEntry.__table__)
-        .where(
-            TrajectoryEntry.run_id == run_id,
-            TrajectoryEntry.state == TrajectoryState.CLAIMED,
-            TrajectoryEntry.claimed_step == step,
-        )
-        .order_by(TrajectoryEntry.request_number, TrajectoryEntry.segment)
-    ).all()
+    claimed = select(TrajectoryEntry.__table__).where(
+        TrajectoryEntry.run_id == run_id,
+        TrajectoryEntry.state == TrajectoryState.CLAIMED,
+        TrajectoryEntry.claimed_step == step,
+    )
+    # Sorted here, as below: for an ORDER BY, SQLite would go through the whole run in that order.
+    return sorted(connection.execute(claimed), key=lambda row: (row.request_number, row.segment))
 
 
 def _oldest_ready(connection: Connection, run_id: str, wanted: int) -> list[int]:
     """Request numbers of ``wanted`` ready rollouts, whole groups, in the order in which they were complete."""
-    ready = connection.execute(
-        select(TrajectoryEntry.request_number, TrajectoryEntry.group_number, TrajectoryEntry.group_size)
-        .where(
-            TrajectoryEntry.run_id == run_id,
-            TrajectoryEntry.state == TrajectoryState.READY,
-            TrajectoryEntry.purpose.in_(TRAINING),
-            TrajectoryEntry.segment == 0,
-        )
-        .order_by(TrajectoryEntry.recorded_at, TrajectoryEntry.request_number)
+    columns = (TrajectoryEntry.recorded_at, TrajectoryEntry.request_number)
+    ready = select(*columns, TrajectoryEntry.group_number, TrajectoryEntry.group_size).where(
+        TrajectoryEntry.run_id == run_id,
+        TrajectoryEntry.state == TrajectoryState.READY,
+        TrajectoryEntry.purpose.in_(TRAINING),
+        TrajectoryEntry.segment == 0,
     )
     chosen: list[int] = []
     groups: dict[int, list[int]] = {}
     seen: Counter[int] = Counter()
-    for number, group, size in ready:
+    for _, number, group, size in sorted(connection.execute(ready).tuples(), key=lambda row: row[:2]):
         if group is None:
             unit = [number]
         else:

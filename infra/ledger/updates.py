@@ -238,7 +238,8 @@ class UpdateLedger(Database):
         gone = [record for record in everything if record.step not in kept]
         for chunk in chunks(record.step for record in gone):
             connection.execute(delete(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.step.in_(chunk)))
-            stepped = (Update.run_id == run_id, Update.step.in_(chunk))
+            either = Update.superseded.in_([False, True])  # named, since the index by step begins with it
+            stepped = (Update.run_id == run_id, either, Update.step.in_(chunk))
             connection.execute(update(Update).where(*stepped).values(checkpoint_key=None))
         return gone
 
