@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, or_, select
 
 from infra.ledger.database import Database, reads
 from infra.ledger.records import TRAINING, RequestState, TrajectoryRow, TrajectoryState
@@ -95,13 +95,8 @@ class TrajectoryHistory(Database):
     @reads
     def can_claim(self, connection: Connection, run_id: str, step: int, batch_size: int) -> bool:
         """Whether there are enough ready rollouts for a step, those that it has claimed included; takes no lock."""
-        statement = select(func.count()).where(
-            TrajectoryEntry.run_id == run_id,
-            TrajectoryEntry.state.in_([TrajectoryState.READY, TrajectoryState.CLAIMED]),
-            TrajectoryEntry.purpose.in_(TRAINING),
-            or_(TrajectoryEntry.state == TrajectoryState.READY, TrajectoryEntry.claimed_step == step),
-            TrajectoryEntry.segment == 0,
-        )
+        mine = or_(TrajectoryEntry.state == TrajectoryState.READY, TrajectoryEntry.claimed_step == step)
+        statement = select(func.count()).where(*made(run_id), mine)
         return connection.execute(statement).scalar_one() >= batch_size
 
     @reads
@@ -166,19 +161,9 @@ class TrajectoryHistory(Database):
         """Training rollouts that are pending, leased, ready and claimed; its cost does not grow with the run."""
         counts = {state.value: 0 for state in (RequestState.PENDING, RequestState.LEASED)}
         counts |= {state.value: 0 for state in (TrajectoryState.READY, TrajectoryState.CLAIMED)}
-        asked = select(Request.state, func.count()).where(
-            Request.run_id == run_id,
-            Request.state.in_([RequestState.PENDING, RequestState.LEASED]),
-            Request.purpose.in_(TRAINING),
-        )
-        made = select(TrajectoryEntry.state, func.count()).where(
-            TrajectoryEntry.run_id == run_id,
-            TrajectoryEntry.state.in_([TrajectoryState.READY, TrajectoryState.CLAIMED]),
-            TrajectoryEntry.purpose.in_(TRAINING),
-            TrajectoryEntry.segment == 0,
-        )
-        counts |= dict(connection.execute(asked.group_by(Request.state)).tuples().all())
-        counts |= dict(connection.execute(made.group_by(TrajectoryEntry.state)).tuples().all())
+        for state, where in ((Request.state, asked(run_id)), (TrajectoryEntry.state, made(run_id))):
+            statement = select(state, func.count()).where(*where).group_by(state)
+            counts |= dict(connection.execute(statement).tuples().all())
         return counts
 
     @reads
@@ -242,6 +227,25 @@ def trajectory_row(row: Row[Any]) -> TrajectoryRow:
         recorded_at=row.recorded_at,
         duration_s=row.duration_s,
         environment_version=row.environment_version,
+    )
+
+
+def asked(run_id: str) -> tuple[ColumnElement[bool], ...]:
+    """Which requests for training have no rollout yet: pending or leased."""
+    return (
+        Request.run_id == run_id,
+        Request.state.in_([RequestState.PENDING, RequestState.LEASED]),
+        Request.purpose.in_(TRAINING),
+    )
+
+
+def made(run_id: str) -> tuple[ColumnElement[bool], ...]:
+    """Which rollouts for training no update has settled yet, each by its first segment: ready or claimed."""
+    return (
+        TrajectoryEntry.run_id == run_id,
+        TrajectoryEntry.state.in_([TrajectoryState.READY, TrajectoryState.CLAIMED]),
+        TrajectoryEntry.purpose.in_(TRAINING),
+        TrajectoryEntry.segment == 0,
     )
 
 

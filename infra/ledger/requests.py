@@ -10,13 +10,13 @@ from sqlalchemy import Connection, Row, func, select, union_all, update
 
 from infra.ledger.database import Database, clock, reads, writes
 from infra.ledger.frontier import advance_frontier
+from infra.ledger.history import asked, made
 from infra.ledger.records import (
     TRAINING,
     Fenced,
     LedgerError,
     NewRequest,
     RequestState,
-    TrajectoryState,
     UnknownRun,
     WorkerRecord,
 )
@@ -109,18 +109,10 @@ class RequestLedger(Database):
     @reads
     def outstanding(self, connection: Connection, run_id: str) -> int:
         """Rollouts for training that are pending, leased, ready or claimed; what back-pressure bounds."""
-        asked = select(func.count()).where(
-            Request.run_id == run_id,
-            Request.state.in_([RequestState.PENDING, RequestState.LEASED]),
-            Request.purpose.in_(TRAINING),
+        waiting, there = (
+            select(func.count()).where(*where).scalar_subquery() for where in (asked(run_id), made(run_id))
         )
-        made = select(func.count()).where(
-            TrajectoryEntry.run_id == run_id,
-            TrajectoryEntry.state.in_([TrajectoryState.READY, TrajectoryState.CLAIMED]),
-            TrajectoryEntry.purpose.in_(TRAINING),
-            TrajectoryEntry.segment == 0,
-        )
-        return connection.execute(select(asked.scalar_subquery() + made.scalar_subquery())).scalar_one()
+        return connection.execute(select(waiting + there)).scalar_one()
 
     @writes
     def lease(
@@ -335,18 +327,11 @@ def take_back(connection: Connection, run_id: str, worker: str | None = None) ->
 
 def _end_of_window(connection: Connection, run_id: str, window: int) -> int | None:
     """The ``window``-th oldest of the outstanding requests for training; None if there are fewer."""
-    asked = select(Request.number).where(
-        Request.run_id == run_id,
-        Request.state.in_([RequestState.PENDING, RequestState.LEASED]),
-        Request.purpose.in_(TRAINING),
+    numbers = (
+        select(Request.number).where(*asked(run_id)),
+        select(TrajectoryEntry.request_number).where(*made(run_id)),
     )
-    made = select(TrajectoryEntry.request_number).where(
-        TrajectoryEntry.run_id == run_id,
-        TrajectoryEntry.state.in_([TrajectoryState.READY, TrajectoryState.CLAIMED]),
-        TrajectoryEntry.purpose.in_(TRAINING),
-        TrajectoryEntry.segment == 0,
-    )
-    outstanding = sorted(connection.execute(union_all(asked, made)).scalars())
+    outstanding = sorted(connection.execute(union_all(*numbers)).scalars())
     return outstanding[window - 1] if window <= len(outstanding) else None
 
 
